@@ -148,6 +148,7 @@ class DirectWays:
             return address
 
     def _context(self, certificate: str) -> ssl.SSLContext:
+        # With `cadata`, the system's authorities are not loaded: this certificate alone is trusted.
         context = ssl.create_default_context(cadata=certificate)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(self._paths.identity)

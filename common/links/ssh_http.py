@@ -57,6 +57,7 @@ class ChannelTransport(asyncio.Transport):
         self._at_end: Callable[[], None] | None = None
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
+        # aiohttp sets options of TCP on a socket that it is told; this is a channel within one.
         return None if name in ("socket", "sslcontext", "ssl_object") else default
 
     def is_closing(self) -> bool:

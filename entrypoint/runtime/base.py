@@ -124,6 +124,7 @@ def install_wheels(base: Base, lock: Path) -> None:
     uv = (sys.executable, "-m", "uv", *options.split())
     fetch([*uv, *wheels_for, "--target", base.site, "-r", lock])
     shutil.rmtree(base.site / "bin", ignore_errors=True)
+    # uv leaves its lock in the folder that it fills.
     (base.site / ".lock").unlink(missing_ok=True)
     for pattern in _UNUSED_IN_WHEELS:
         for path in base.site.rglob(pattern):

@@ -63,6 +63,7 @@ class Pythons:
         uv = uv_of(self._settings.runtime)
         if uv is None:
             return "this node has no uv: renew its bundle"
+        # A uv.toml of this machine must not change what is installed.
         options = ("--no-config", "--no-cache", "--no-progress")
         process = await asyncio.create_subprocess_exec(
             *(str(uv), "python", "install", "--no-bin", *options, version),

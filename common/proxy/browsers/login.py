@@ -219,7 +219,14 @@ class BrowserLogin:
         answer = web.Response(status=303, headers={"Location": there, **NOT_KEPT})
         value = self._sessions.open(service, secret)
         set_cookie(
-            answer, COOKIE, value, client, path="/", seconds=SESSION_SECONDS, same_site="Lax"
+            # With Strict, who follows a link from another site would be asked to log in again.
+            answer,
+            COOKIE,
+            value,
+            client,
+            path="/",
+            seconds=SESSION_SECONDS,
+            same_site="Lax",
         )
         return answer
 
