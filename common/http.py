@@ -72,6 +72,7 @@ def errors_as_json(
             return error_response(refused)
         except web.HTTPException as error:
             return _of_http(request, error)
+        # The client is gone: no answer reaches it, and its going is no fault to log.
         except (ConnectionResetError, BrokenPipeError, ConnectionAbortedError):
             raise
         except web.RequestPayloadError:

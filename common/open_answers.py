@@ -158,6 +158,7 @@ class OpenAnswer(asyncio.Protocol):
 
     def _hold(self, data: bytes) -> None:
         self._body += data
+        # A server that sends faster than its answer is read would fill the memory.
         if len(self._body) > _MAX_HELD and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()

@@ -36,6 +36,7 @@ class RelayEnd(asyncio.Protocol):
         other = self.other
         if other is None:
             return False
+        # A client may end its own direction and wait for the answer (shutdown(2)).
         other.write_eof()
         if other.has_ended:
             self.close()

@@ -19,7 +19,7 @@ from controller.lifecycle.inventory import Budget, NodeFailure, Spending
 from controller.provider_config.reading import ProviderConfig, read_providers
 from fairlead.configuration.convert import ConfigurationError, convert, read_itself
 from fairlead.configuration.field import Field, fields_of
-from fairlead.configuration.plan import Defaults
+from fairlead.configuration.runs.plan import Defaults
 from fairlead.configuration.text import source
 from fairlead.configuration.text.source import SourceError
 from fairlead.configuration.values.images import IMAGE_ALLOWED, ImageName, default_image_name

@@ -138,6 +138,8 @@ class DirectWays:
         with contextlib.closing(writer):
             try:
                 async with asyncio.timeout(SILENCE_SECONDS):
+                    # In TLS 1.3 a client's handshake is over before the server has judged its
+                    # certificate: a refusal comes only here.
                     if not await reader.read(1):
                         raise NoDirectWay("its node closes the connection")
             except TimeoutError:
@@ -146,6 +148,7 @@ class DirectWays:
             return address
 
     def _context(self, certificate: str) -> ssl.SSLContext:
+        # With `cadata`, the system's authorities are not loaded: this certificate alone is trusted.
         context = ssl.create_default_context(cadata=certificate)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(self._paths.identity)

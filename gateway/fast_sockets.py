@@ -98,6 +98,7 @@ class LogSocket:
         self._heard = heard
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind(str(path))
+        # bind(2) leaves the mode to the umask.
         path.chmod(0o600)
         asyncio.get_running_loop().add_reader(self._socket, self._read)
 

@@ -155,6 +155,7 @@ class ControllerLink:
                 await self._send(Claimed(id=message.id, error=error))
             case Answer():
                 asked = self._questions.get(message.id)
+                # An asker that has waited long enough has cancelled it.
                 if asked is not None and not asked.done():
                     asked.set_result(message)
             case Revoked():

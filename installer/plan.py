@@ -310,6 +310,7 @@ def reload_sshd(system: System) -> None:
                 "/etc/ssh/sshd_config.d/*.conf` at the beginning of /etc/ssh/sshd_config"
             )
     except InstallError:
+        # An sshd that refuses its configuration does not start again, and nobody could log in.
         at(system, _SNIPPET).unlink(missing_ok=True)
         raise
     reload_sshd_unit(system)

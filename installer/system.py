@@ -69,6 +69,7 @@ class RealSystem:
             done = subprocess.run(
                 [program, *argv[1:]],
                 env=environment,
+                # A package manager would ask there, and wait for an answer.
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

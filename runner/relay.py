@@ -306,6 +306,7 @@ async def _reach(port: int, relay: Relay) -> _Far:
     """Connect to the port. Raises Refused."""
     loop = asyncio.get_running_loop()
     refused = False
+    # A server that was told `localhost` may listen on either of them alone.
     for host in LOOPBACKS:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):

@@ -26,6 +26,7 @@ ADDRESS = "169.254.169.254"
 """Of the metadata service, at EC2 and at GCP."""
 _TIMEOUT = 2.0
 _MAX_ANSWER = 4096
+# The longest that EC2 allows.
 _TOKEN_SECONDS = 21600
 _PREEMPTION_SECONDS = 30.0
 _MAINTENANCE_SECONDS = 60.0
@@ -50,6 +51,7 @@ class Ec2:
         if status == http.client.UNAUTHORIZED:
             self._token = None
             status, text = self._get()
+        # The path is there only while EC2 takes the instance back.
         if status == http.client.NOT_FOUND:
             return None
         if status != http.client.OK:
@@ -88,6 +90,7 @@ class Gcp:
 
     def _value(self, name: str) -> str:
         path = f"/computeMetadata/v1/instance/{name}"
+        # Google answers only with this header, which no redirected or forged request brings along.
         status, text = _ask(self._address, "GET", path, {"Metadata-Flavor": "Google"})
         if status != http.client.OK:
             raise ValueError(f"the metadata service answers {status} for {name}")
@@ -97,6 +100,7 @@ class Gcp:
 def _ask(
     address: tuple[str, int], method: str, path: str, headers: Mapping[str, str]
 ) -> tuple[int, str]:
+    # http.client takes no proxy from the environment: this address is the machine's own.
     connection = http.client.HTTPConnection(*address, timeout=_TIMEOUT)
     try:
         connection.request(method, path, headers=dict(headers))

@@ -57,6 +57,7 @@ class ChannelTransport(asyncio.Transport):
         self._at_end: Callable[[], None] | None = None
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
+        # aiohttp sets options of TCP on a socket that it is told; this is a channel within one.
         return None if name in ("socket", "sslcontext", "ssl_object") else default
 
     def is_closing(self) -> bool:
@@ -78,6 +79,7 @@ class ChannelTransport(asyncio.Transport):
         of it by `connection_lost`."""
         if not self._closing:
             # asyncssh raises for a channel that the other side closed a moment ago.
+            # asyncssh raises it for a channel that does not take data any more.
             with contextlib.suppress(BrokenPipeError):
                 self._channel.write(bytes(data))
 
@@ -282,6 +284,7 @@ def acknowledger(ssh: asyncssh.SSHClientConnection) -> Callable[[], None]:
 
     def acknowledge() -> None:
         with contextlib.suppress(OSError):
+            # Each time, because the kernel goes back to delayed ones by itself (tcp(7)).
             own.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     return acknowledge
@@ -321,6 +324,7 @@ def as_os_error(error: Exception | None) -> OSError | None:
     match error:
         case None | OSError():
             return error
+        # asyncssh asserts that a channel has its connection, which may be closed in the same turn.
         case AssertionError():
             return ConnectionResetError(errno.ECONNRESET, "the SSH connection was closed")
         case _:

@@ -278,6 +278,7 @@ class Forwarder:
                 return await asyncio.shield(answering)
         finally:
             answering.cancel()
+            # asyncio would report an error that nobody retrieved.
             await asyncio.gather(answering, return_exceptions=True)
 
     async def _pass_on(

@@ -19,6 +19,7 @@ SERVICES = "/services/"
 LOCAL_DOMAIN = "localhost"
 """Browsers reach all names below it on their own machine, without DNS (RFC 6761, 6.3). Each is an
 origin and a site of its own: none can set a cookie for `localhost`."""
+# RFC 9110, 7.6.1, and two that older programs send all the same.
 _HOP_BY_HOP = frozenset(
     {
         "connection",
@@ -47,6 +48,7 @@ _SET_HERE = frozenset(
     }
 )
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+# They would end the request line: what follows would be headers of the client's choice.
 _UNSAFE = re.compile(r"[\x00-\x20\x7f]")
 OWN_COOKIES = ("fairlead-", "__host-fairlead-", "__secure-fairlead-")
 """Names of our own cookies begin like this, in small letters; no replica sees or sets one."""
@@ -91,6 +93,7 @@ def target_by_path(raw: str) -> Target | None:
 
 def service_of_host(host: str, domain: str) -> str | None:
     """Return NAME of the host `NAME.domain`, with or without a port."""
+    # A name that ends with the root's dot is the same host (RFC 1034, 3.1).
     name, dot, rest = host.rsplit(":", 1)[0].lower().rstrip(".").partition(".")
     return name if dot and rest == domain and NAME.fullmatch(name) else None
 
@@ -168,6 +171,7 @@ def client_of(
     }
     chain = given["x-forwarded-for"]
     return Client(
+        # The reverse proxy appended the last one; those before it are what the client claims.
         address=chain.rpartition(",")[2].strip() or peer,
         forwarded_for=", ".join(one for one in (chain, peer) if one),
         scheme=given["x-forwarded-proto"] or scheme,
@@ -359,12 +363,14 @@ def confined_cookie(cookie: str, prefix: str) -> str | None:
     for attribute in attributes:
         key, _, value = attribute.partition("=")
         match key.strip().lower():
+            # With a Domain, browsers would send it to other services too (RFC 6265, 5.3).
             case "domain" | "":
                 continue
             case "path":
                 path = value.strip()
             case _:
                 kept.append(attribute.strip())
+    # Browsers pass over any other Path (RFC 6265, 5.2.4).
     if path is not None and path.startswith("/"):
         kept.append(f"Path={path if _is_below(path, prefix) else prefix + path}")
     return "; ".join(kept)

@@ -78,6 +78,7 @@ class _Events:
 
     def on_headers_complete(self) -> None:
         status = self.parser.get_status_code()
+        # A replica may send some before its answer, such as 103; 101 is an answer (RFC 9110, 15.2).
         self._interim = 100 <= status < 200 and status != 101
         if not self._interim and self.head is None:
             self.is_framed = any(

@@ -44,6 +44,7 @@ METRICS_PATH = "/metrics"
 _OF_THE_API = ("/v1/", "/dashboard/api/", METRICS_PATH)
 _API_HEADERS = {
     "Cache-Control": "no-store",
+    # An answer may have text of jobs: a browser that is led to it runs nothing of that.
     "Content-Security-Policy": "default-src 'none'; sandbox; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
 }

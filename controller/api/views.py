@@ -32,7 +32,7 @@ from controller.lifecycle.services.replicas import SLEEPS, sleeps
 from controller.lifecycle.sweeps.sets import SetCounts, counts
 from controller.scheduling.fitting.grant import asked_by
 from controller.service.runs.sweeps import ListedSet
-from fairlead.configuration.plan import without_uploads
+from fairlead.configuration.runs.masking import without_uploads
 from fairlead.documents.jobs import (
     AllocationView,
     AttemptOutputsView,

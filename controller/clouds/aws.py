@@ -276,6 +276,7 @@ class AwsCloud:
             request["IamInstanceProfile"] = {"Name": config.instance_profile}
         if offer.spot:
             options = {
+                # A persistent request makes another machine after this one's end.
                 "SpotInstanceType": "one-time",
                 "InstanceInterruptionBehavior": "terminate",
             }
@@ -499,6 +500,7 @@ class _SpotPrices:
             "describe_spot_price_history",
             InstanceTypes=list(types),
             ProductDescriptions=["Linux/UNIX"],
+            # With the present time, EC2 tells the latest price of each zone, and no history.
             StartTime=datetime.now(UTC),
         )
         prices = {

@@ -186,6 +186,7 @@ class Guests:
         iso = ["-quiet", "-output", str(run / "seed.iso"), "-volid", "cidata", "-joliet", "-rock"]
         _run([programs.iso, *iso, *(str(folder / name) for name in seed)])
         for name in seed:
+            # They hold the node's secrets, which the machine has in its seed from now on.
             (folder / name).unlink()
         if self._account is not None:
             for path in (run, *run.iterdir()):
@@ -241,6 +242,7 @@ class Guests:
         accelerator = self._accelerator or "tcg"
         network = f"user,id=net,hostfwd=tcp:127.0.0.1:{guest.port}-:22"
         if not self._settings.is_open:
+            # Without it, a guest reaches services on the host's loopback by 10.0.2.2 (qemu(1)).
             network += ",restrict=on"
         disk = f"file={run}/disk.qcow2,if=virtio,format=qcow2"
         seed = f"file={run}/seed.iso,if=virtio,format=raw,readonly=on"
@@ -374,11 +376,13 @@ def _write_secret(path: Path, content: str) -> None:
 
 
 def _truncate(path: Path) -> None:
+    # The account of QEMU owns the folder: a link there must not lead to another file.
     os.close(os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC))
 
 
 def _tail(path: Path, size: int) -> str:
     try:
+        # The account of QEMU may have put a link in its place, or a pipe that blocks (fifo(7)).
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return ""

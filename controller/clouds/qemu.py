@@ -206,6 +206,7 @@ async def _answers(path: str) -> bool:
                 return bool(await reader.readline())
             finally:
                 writer.close()
+                # It raises what has broken the connection.
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
     except (OSError, TimeoutError):

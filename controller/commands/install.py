@@ -32,10 +32,11 @@ from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.nodes.inventory import AcceptedKey, HostKey
 from fairlead.cli.commands.nodes.user_data import RegistryMirror, VolumePrefixes, parse_address
-from fairlead.cli.commands.options import Attributes, Flag, Json, attributes_of
+from fairlead.cli.commands.options import Attributes, Json, attributes_of
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.values.names import NODE_NAMES, is_node_name
+from fairlead.documents.nodes import NodeView
 from fairlead.wire.sizes import human_size
 
 _TARGET = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<where>[^@\s]+)")
@@ -48,6 +49,60 @@ Identity = Annotated[
     Path | None, Parameter(help="Your private key for the host; default: what ssh would try.")
 ]
 Jump = Annotated[str | None, Parameter(help="USER@HOST[:PORT] to reach the host through.")]
+Docker = Annotated[
+    DockerChoice | None,
+    Parameter(
+        help="Install Docker where it is missing (the default for a new host), use the one that is "
+        "there, or run jobs without it."
+    ),
+]
+Engine = Annotated[
+    Literal["docker", "podman", "process"] | None,
+    Parameter(
+        help="What runs jobs: Docker (the default), Podman, which must be installed, or plain "
+        "processes."
+    ),
+]
+Metadata = Annotated[
+    JobMetadata | None,
+    Parameter(
+        help="Whether jobs reach the metadata service of a cloud, and with it the node's "
+        "credentials."
+    ),
+]
+GatewayPort = Annotated[
+    int | None,
+    Parameter(
+        help="Where gateways come in by TLS, past SSH, which is faster; 0: nowhere (the default). "
+        "The host needs HAProxy."
+    ),
+]
+Address = Annotated[
+    str | None,
+    Parameter(help="HOST[:PORT] at which the controller reaches it; default: the same."),
+]
+Yes = Annotated[
+    bool,
+    Parameter(negative=(), help="Ask no questions. An unknown host key is still refused."),
+]
+Upgrade = Annotated[
+    bool, Parameter(negative=(), help="Replace another version; running jobs go on.")
+]
+Takeover = Annotated[
+    bool,
+    Parameter(
+        negative=(),
+        help="Join a host that is another controller's node. That one keeps it, too, and both are "
+        "warned. With --uninstall: take the host from both.",
+    ),
+]
+Uninstall = Annotated[
+    bool,
+    Parameter(
+        negative=(),
+        help="Remove the node from the controller, and Fairlead with its data from the host.",
+    ),
+]
 
 
 def install(
@@ -57,22 +112,22 @@ def install(
     name: str | None = None,
     fleet: str | None = None,
     attribute: Attributes = None,
-    docker: DockerChoice | None = None,
-    engine: Literal["docker", "podman", "process"] | None = None,
+    docker: Docker = None,
+    engine: Engine = None,
     volume_prefix: VolumePrefixes = None,
     registry_mirror: RegistryMirror = None,
-    job_metadata: JobMetadata | None = None,
-    gateway_port: int | None = None,
-    address: str | None = None,
+    job_metadata: Metadata = None,
+    gateway_port: GatewayPort = None,
+    address: Address = None,
     identity: Identity = None,
     jump: Jump = None,
     host_key: HostKey = None,
     accept_host_key: AcceptedKey = None,
     bundle: BundleFile = None,
-    yes: Annotated[bool, Flag] = False,
-    upgrade: Annotated[bool, Flag] = False,
-    takeover: Annotated[bool, Flag] = False,
-    uninstall: Annotated[bool, Flag] = False,
+    yes: Yes = False,
+    upgrade: Upgrade = False,
+    takeover: Takeover = False,
+    uninstall: Uninstall = False,
     json: Json = False,
 ) -> int:
     """Make a host that you reach by SSH a node; a repetition changes only what differs, and what it
@@ -87,46 +142,15 @@ def install(
         The node's name; default: that of the node at this address, else HOST.
     fleet
         The node's fleet.
-    docker
-        Install Docker where it is missing (the default for a new host), use the one that is there,
-        or run jobs without it.
-    engine
-        What runs jobs: Docker (the default), Podman, which must be installed, or plain processes.
-    address
-        HOST[:PORT] at which the controller reaches it; default: the same.
-    job_metadata
-        Whether jobs reach the metadata service of a cloud, and with it the node's credentials.
-    gateway_port
-        Where gateways come in by TLS, past SSH, which is faster; 0: nowhere (the default). The host
-        needs HAProxy.
-    yes
-        Ask no questions. An unknown host key is still refused.
-    upgrade
-        Replace another version; running jobs go on.
-    takeover
-        Join a host that is another controller's node. That one keeps it, too, and both are warned.
-        With --uninstall: take the host from both.
-    uninstall
-        Remove the node from the controller, and Fairlead with its data from the host.
     """
     if upgrade and uninstall:
         raise CliError("give either --upgrade or --uninstall", EXIT_USAGE)
     alias, where = parse_target(target, identity, jump)
     _check(name or alias.lower(), volume_prefix, registry_mirror)
     reached = (where.host, where.port) if address is None else parse_address(address)
-    api = NodesApi(settings.client())
-    progress = TerminalProgress(asks=not yes)
+    api, progress = NodesApi(settings.client()), TerminalProgress(asks=not yes)
     node = name or api.named_at(reached) or alias.lower()
-    try:
-        known = api.find(node)
-        pinned = known.host_key_fingerprint if known is not None else None
-        key = asyncio.run(
-            trusted_key(where, host_key=host_key, accepted=accept_host_key, pinned=pinned)
-        )
-    except UnknownHostKey as error:
-        key = progress.asks_for_key(error)
-    except HostError as error:
-        raise CliError(str(error)) from None
+    key = _key_of(where, api.find(node), host_key, accept_host_key, progress)
     if uninstall:
         named = None if address is None else reached
         leaves = partial(remove_node, where, key, node, named, api, progress, takeover=takeover)
@@ -148,6 +172,23 @@ def install(
         takeover=takeover,
     )
     return _install(plan, api, progress, json)
+
+
+def _key_of(
+    where: Target,
+    known: NodeView | None,
+    host_key: str | None,
+    accepted: str | None,
+    progress: TerminalProgress,
+) -> str:
+    """Return the host key to trust. Raises CliError unless it is pinned, given or confirmed."""
+    pinned = known.host_key_fingerprint if known is not None else None
+    try:
+        return asyncio.run(trusted_key(where, host_key=host_key, accepted=accepted, pinned=pinned))
+    except UnknownHostKey as error:
+        return progress.asks_for_key(error)
+    except HostError as error:
+        raise CliError(str(error)) from None
 
 
 def _check(node: str, prefixes: Sequence[str] | None, mirror: str | None) -> None:

@@ -31,7 +31,7 @@ from controller.shipping.shipper import (
 from controller.store.peers import Peers
 from controller.tls import CertificateFiles
 from fairlead.cli.errors import EXIT_USAGE, CliError
-from fairlead.configuration.plan import Defaults
+from fairlead.configuration.runs.plan import Defaults
 from fairlead.configuration.text.source import SourceError
 from fairlead.configuration.values.images import IMAGE_ALLOWED, default_image_name
 from fairlead.configuration.values.units import (

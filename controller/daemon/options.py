@@ -21,7 +21,7 @@ from controller.store.peers import Peers
 from controller.store.sql import Database
 from controller.tls import CertificateFiles
 from controller.vault import SECRETS_KEY_NAME
-from fairlead.configuration.plan import Defaults
+from fairlead.configuration.runs.plan import Defaults
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

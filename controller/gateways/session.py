@@ -268,6 +268,7 @@ class GatewaySession:
                 self._applied(message)
             case Claimed():
                 claim = self._claims.get(message.id)
+                # A caller that has waited long enough has cancelled it.
                 if claim is not None and not claim.done():
                     claim.set_result(message.error)
             case Question():

@@ -162,6 +162,7 @@ class LogWriter:
         self._is_closed = True
         self._store.closed(self._attempt_id, self)
         closing = asyncio.ensure_future(self._store.in_thread(self._writer.close))
+        # Not in a `finally`: when this caller is cancelled, the next writer waits for the thread.
         closing.add_done_callback(lambda _: self._turn.release())
         await asyncio.shield(closing)
 

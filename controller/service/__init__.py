@@ -61,7 +61,7 @@ from controller.store.base import Sight, Store
 from controller.traffic.routes import RouteTable
 from controller.traffic.statistics import Traffic
 from controller.vault import Vault
-from fairlead.configuration.plan import Defaults
+from fairlead.configuration.runs.plan import Defaults
 
 
 class Stores(msgspec.Struct, frozen=True, kw_only=True):

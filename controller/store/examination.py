@@ -61,6 +61,8 @@ def sqlite_facts(database: Database) -> DatabaseFacts:
             version = schema.version(connection)
             taken = time.monotonic() - began
             installation = schema.installation_of(connection)
+            # Without comparing indexes with their tables, which takes much longer (SQLite's pragma
+            # page).
             problem = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
     except sa.exc.SQLAlchemyError as error:
         return DatabaseFacts(kind="sqlite", why=sentence(error))

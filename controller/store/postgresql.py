@@ -135,6 +135,7 @@ class PostgresqlDatabase:
             max_overflow=0,
             pool_pre_ping=pool_pre_ping,
             connect_args=self._connect_arguments(),
+            # Else errors of SQLAlchemy, and logs with them, show values that may be secret.
             hide_parameters=True,
         )
         sa.event.listen(engine, "handle_error", _lost_with_its_server)

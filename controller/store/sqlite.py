@@ -45,6 +45,7 @@ class SqliteDatabase:
             self._take_lock(holder)
             # SQLite would make it with the umask's mode, and gives its mode to -wal and -shm.
             os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            # open(2) gives its mode to a new file alone.
             self._file.chmod(0o600)
             with self._file.open("rb") as file:
                 begins = file.read(len(_HEADER))

@@ -67,6 +67,8 @@ class Base:
         `home` is where the tree will lie, as tracebacks name it.
         """
         loader = self.libraries / current().loader
+        # A pyc has a set of constants in the order of their hashes; a rebuild must give the same
+        # bytes.
         environment = {"PATH": os.defpath, "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": "0"}
         paths = ("--library-path", self.libraries, "--argv0", self.program)
         compile_all = "-I -S -X utf8=1 -m compileall -q -f -j 1 --invalidation-mode unchecked-hash"
@@ -116,6 +118,7 @@ def install_wheels(base: Base, lock: Path) -> None:
     """Install the wheels of the lock. Markers were resolved when the lock was made, so --no-deps
     uses the list as it is."""
     platform = current()
+    # Copies: by default uv links to files of its cache, which `strip` would change.
     options = "pip install -q --no-deps --only-binary=:all: --link-mode=copy --require-hashes"
     wheels_for = (
         f"--python-version={base.python}",
@@ -123,7 +126,9 @@ def install_wheels(base: Base, lock: Path) -> None:
     )
     uv = (sys.executable, "-m", "uv", *options.split())
     fetch([*uv, *wheels_for, "--target", base.site, "-r", lock])
+    # Scripts in it name the interpreter of the machine that builds.
     shutil.rmtree(base.site / "bin", ignore_errors=True)
+    # uv leaves its lock in the folder that it fills.
     (base.site / ".lock").unlink(missing_ok=True)
     for pattern in _UNUSED_IN_WHEELS:
         for path in base.site.rglob(pattern):
@@ -169,11 +174,13 @@ def _copy_libraries(base: Base, unpacked: Path, platform: Platform) -> None:
     for name in _LOADED_LATE:
         source = next(folder / name for folder in folders if (folder / name).exists())
         shutil.copyfile(source.resolve(), base.libraries / name)
+    # copyfile leaves the mode out, and the kernel executes the loader (execve(2)).
     (base.libraries / platform.loader).chmod(0o755)
 
 
 def _fix_module_path(base: Base) -> None:
     folders = (f"../lib/python{base.python}", f"../lib/python{base.python}/lib-dynload", "../site")
+    # With this file the interpreter looks nowhere else, whatever a job's PYTHONPATH says.
     path_file = base.program.with_name(f"{base.program.name}._pth")
     path_file.write_text("".join(f"{folder}\n" for folder in folders))
 

@@ -71,6 +71,7 @@ def copy_needed_libraries(users: Iterable[Path], found_in: list[Path], into: Pat
             source = next((f / name for f in found_in if (f / name).exists()), None)
             if source is None:
                 raise BuildError(f"no package has {name}")
+            # A SONAME is a link to the file with the whole version (ldconfig(8)).
             shutil.copyfile(source.resolve(), into / name)
             open_files.append(into / name)
 
@@ -81,6 +82,8 @@ def set_rpaths(root: Path, libraries: Path) -> None:
             continue
         ours = "$ORIGIN/" + os.path.relpath(libraries, file.parent)
         old = dynamic(file)
+        # A wheel brings libraries of its own beside it, such as `$ORIGIN/../NAME.libs`
+        # (auditwheel).
         kept = [part for part in (old.rpath or old.runpath or "").split(":") if "$ORIGIN" in part]
         rpath = ":".join(dict.fromkeys([*kept, ours]))
         run(["patchelf", "--force-rpath", "--set-rpath", rpath, file])

@@ -44,6 +44,7 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.shell is not None:
             name = os.path.basename(self.shell)
+            # A name that begins with `-` makes it a login shell (bash(1)).
             return self.shell, [f"-{name}"] if command is None else [name, "-c", command]
         if command is None:
             raise NothingToRun("this image has no shell; name a program to run")
@@ -86,6 +87,7 @@ def login_as(name: str, root: Path = Path("/")) -> Login | None:
         identity = current_identity(root)
         return Login(identity=identity, shell=_shell(identity.uid, root), change=False)
     try:
+        # `resolve` would take a group after a colon; a visitor chooses none.
         identity = resolve(name.partition(":")[0], root)
     except CannotStart:
         if name != "root":

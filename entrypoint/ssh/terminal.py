@@ -91,6 +91,7 @@ class Terminal:
                 self.resize(changed.term_size)
                 continue
             except asyncssh.SignalReceived as received:
+                # A client may send any name (RFC 4254, 6.9); signal 0 does nothing (kill(2)).
                 child.signal_group(getattr(signal, f"SIG{received.signal}", 0))
                 continue
             except asyncssh.BreakReceived:

@@ -259,6 +259,7 @@ def run(arguments: Sequence[str]) -> int:
     except FairleadError as error:
         return _fail(str(error), exit_status_of(error))
     except UnicodeEncodeError as error:
+        # An argument that is no UTF-8 has lone surrogates, which cannot be encoded (PEP 383).
         unreadable = next((one for one in arguments if not one.isprintable()), None)
         if unreadable is None:
             return _unforeseen(error)

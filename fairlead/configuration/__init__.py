@@ -1,10 +1,10 @@
 """A user's YAML becomes a plan here, or one sentence about one field and its line.
 
-    text ──► values ──► a definition ──► plan
+    text ──► values ──► a definition, which makes the plan
     `text`       reads the file, fills in variables, translates dstack's forms: plain data
     `values`     what one field may hold: each type reads itself and says what it allows
-    `runs`       one definition for each type of run: its fields, hints, checks, groups and policy
-    `plan`       asks the definition for the run's policy and the specs of its jobs
+    `runs`       one definition for each type of run: its fields, hints, checks, groups and policy;
+                 `runs/plan.py` makes the run's policy and the specs of its jobs of them
 
 `parse` takes data as far as a checked configuration. At the bottom, `field` lets a field say what
 it may hold, and `convert` and `hints` turn what is wrong into sentences. `secrecy` decides what may

@@ -90,6 +90,7 @@ class _Parts(io.RawIOBase):
 
 
 def _ends_a_part(name: str) -> bool:
+    # The same in each process, as Python's own hash of a string is not (PYTHONHASHSEED).
     return zlib.crc32(os.fsencode(name)) % _ENDS_A_PART == 0
 
 

@@ -122,7 +122,12 @@ def known_hosts(url: str) -> str | None:
     if host is None or program is None:
         return None
     found = subprocess.run(
-        [program, "-F", host], capture_output=True, text=True, timeout=_SECONDS, check=False
+        # It finds hashed names, too, as Debian's ssh writes them (ssh_config(5), HashKnownHosts).
+        [program, "-F", host],
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
     )
     lines = [line for line in found.stdout.splitlines() if line and not line.startswith("#")]
     return "".join(f"{line}\n" for line in lines) or None
@@ -156,6 +161,7 @@ def _newest_common(root: Path, remote: str) -> str | None:
     own = _git(root, "rev-list", "--boundary", "--date-order", "HEAD", "--not", there) or ""
     if not own:
         return _git(root, "rev-parse", "HEAD")
+    # `--boundary` marks the commits that the remote has with a `-` (git-rev-list(1)).
     shared = [line[1:] for line in own.splitlines() if line.startswith("-")]
     return shared[0] if shared else None
 
@@ -164,6 +170,7 @@ def _without_login(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
         return url
+    # Some keep a token in the URL of a remote; a run's configuration can be shown.
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 

@@ -178,6 +178,7 @@ class BundleBuilder:
 def _keep_newest(folder: Path) -> None:
     """One that was just built may be in use next to the new one."""
     folder.mkdir(exist_ok=True)
+    # By ctime: `normalise` gives all files the same mtime.
     for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_ctime)[:-_KEPT]:
         shutil.rmtree(old)
 
@@ -192,6 +193,7 @@ def share_files(first: Path, second: Path) -> None:
         if path.is_file() and not path.is_symlink() and (twin := known.get(_identity(path))):
             path.unlink()
             os.link(twin, path)
+    # The new names have changed the times of their folders.
     for folder in (second, *second.rglob("*")):
         os.utime(folder, (0, 0), follow_symlinks=False)
 

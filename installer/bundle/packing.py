@@ -66,6 +66,7 @@ def write_deb(bundle: Bundle, out: Path) -> Path:
     name = f"fairlead-node_{bundle.version}_{bundle.architecture}.deb"
     with tempfile.TemporaryDirectory(dir=out) as folder:
         tree = Path(folder)
+        # TemporaryDirectory makes it 0700, which the package would have as the mode of its root.
         tree.chmod(0o755)
         _copy_linked(bundle.folder, tree / _DEB_FOLDER)
         values = {
@@ -77,9 +78,11 @@ def write_deb(bundle: Bundle, out: Path) -> Path:
         (tree / "DEBIAN").mkdir()
         for file, text in (("control", _CONTROL), ("postinst", _POSTINST), ("prerm", _PRERM)):
             (tree / "DEBIAN" / file).write_text(text.format(**values))
+            # dpkg-deb refuses maintainer scripts that cannot be executed.
             (tree / "DEBIAN" / file).chmod(0o644 if file == "control" else 0o755)
         for path in [tree, *tree.rglob("*")]:
             os.utime(path, (0, 0), follow_symlinks=False)
+        # dpkg-deb takes its archive's times from it: one bundle makes one package (dpkg-deb(1)).
         environment = {"PATH": os.defpath, "SOURCE_DATE_EPOCH": "0"}
         fresh = out / f".{name}"
         options = ("--root-owner-group", "-Zxz", "-z1", "--build")

@@ -127,6 +127,8 @@ class TarReader:
     def __init__(self, stream: BinaryIO, packed_size: int, limits: ArchiveLimits) -> None:
         self._stream = stream
         self._limits = limits
+        # Zeros pack a thousandfold with gzip, and more with bzip2: a small upload could fill the
+        # disk.
         self._most = min(limits.size, limits.ratio_free + limits.ratio * packed_size)
         self._taken = 0
         self._count = 0
@@ -205,6 +207,7 @@ class TarReader:
             raise BadArchive(f"{shown(raw)} is {_REFUSED[header.type]}, which is refused")
         parts = self._parts(raw, "is")
         mtime = header.mtime if extension.mtime is None else extension.mtime
+        # A pax header may say any number, also nan, and times that no file system has.
         when = int(mtime) if 0 <= mtime < _MAX_SECONDS else 0
         mode = header.mode & _PERMISSIONS
         if header.type in _FILES:

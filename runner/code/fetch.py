@@ -154,6 +154,7 @@ def authorities() -> str:
 
 def main() -> int:
     what, target = sys.argv[1:]
+    # An order has credentials, which everybody could read in argv (proc_pid_cmdline(5)).
     given = sys.stdin.buffer.read()
     try:
         if what == "fetch":

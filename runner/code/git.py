@@ -222,6 +222,7 @@ async def _lent(
         yield lent
     finally:
         for path in made:
+            # They hold the repository's credentials, and the job comes next.
             path.unlink(missing_ok=True)
 
 

@@ -91,6 +91,7 @@ class TreeWriter:
                 write_all(fd, piece)
             if self._owner is not None:
                 os.fchown(fd, *self._owner)
+            # After fchown, which may clear bits of the mode (chown(2)).
             os.fchmod(fd, entry.mode | stat.S_IRUSR | stat.S_IWUSR)
             os.utime(fd, (entry.mtime, entry.mtime))
         finally:

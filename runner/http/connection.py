@@ -307,6 +307,7 @@ class Connection(asyncio.Protocol):
         return self._is_last and not self._waiting and self._refusal is None
 
     def _ask_for_body(self, request: Request) -> None:
+        # A client may hold its body back until it is asked for it (RFC 9110, 10.1.1).
         expects = request.headers.get("expect", "").lower() == "100-continue"
         if expects and not request.body.is_complete and self._transport is not None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -314,6 +315,8 @@ class Connection(asyncio.Protocol):
     async def _end_of_body(self, request: Request) -> bool:
         try:
             async with asyncio.timeout(LINGER_SECONDS):
+                # A connection that is closed with unread bytes is reset, and the answer may be lost
+                # with them (RFC 9112, 9.6).
                 await request.body.drop()
         except (BrokenBody, TimeoutError):
             return False

@@ -88,6 +88,7 @@ def names_of(pattern: str, *, uses_pid: bool) -> str:
         parts.append("%" if found[1] == "%" else "" if found[1] == "" else ".*")
         at = found.end()
     parts.append(re.escape(name[at:]))
+    # The kernel then appends the pid by itself (core(5)).
     if uses_pid and "%p" not in name:
         parts.append(r"(?:\.\d+)?")
     return "".join(parts)

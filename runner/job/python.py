@@ -101,6 +101,7 @@ def _folder(task: Path, owner: Identity | None) -> Path:
     try:
         folder.mkdir(mode=0o755, exist_ok=True)
         if owner is not None:
+            # The job's user may not be in the node's group, and passes through this folder.
             task.chmod(task.stat().st_mode | 0o001)
             os.chown(folder, owner.uid, owner.gid)
     except OSError as error:

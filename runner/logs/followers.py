@@ -39,6 +39,7 @@ class LogFollower:
             if sending.done():
                 code, message = await sending
                 await ws.close(code, message)
+                # A peer that reads nothing takes no close frame either.
                 if code == WS_TOO_SLOW:
                     ws.abort()
         finally:

@@ -89,6 +89,7 @@ class LogReader:
         try:
             self._fd = log.open_segment(segment)
         except FileNotFoundError:
+            # The job may have removed the file: the folder is shared with its container.
             return self._skip_to(segment.end, FILE_REMOVED)
         self._segment = segment
         index = bisect_right(segment.offsets, self.offset) - 1

@@ -14,6 +14,7 @@ import msgspec
 
 from runner.errors import CannotStart
 
+# The number above it is -1, by which chown(2) and setresuid(2) change nothing.
 _MAX_ID = 2**32 - 2
 
 

@@ -38,6 +38,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     setup_mark: str | None = None
     """The file that is not empty when the job's `setup` has succeeded; None: it has none."""
 
+    # Arguments and environment may hold secrets, and tracebacks show this.
     def __repr__(self) -> str:
         return f"Launch(argv[0]={self.argv[0]!r}, working_dir={self.working_dir!r})"
 

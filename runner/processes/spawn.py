@@ -198,6 +198,7 @@ def fork_exec(launch: Launch, ends: Ends, stdin: int = subprocess.DEVNULL) -> in
             stderr=ends.their_stderr,
             env=launch.env,
             cwd=launch.working_dir,
+            # Then its pid is that of its process group, and one signal reaches the job (setsid(2)).
             start_new_session=True,
             umask=JOB_UMASK,
             preexec_fn=_first_steps(launch),
@@ -205,6 +206,7 @@ def fork_exec(launch: Launch, ends: Ends, stdin: int = subprocess.DEVNULL) -> in
             group=None if identity is None else identity.gid,
             extra_groups=None if identity is None else identity.groups,
         )
+    # ValueError: a NUL in an argument or a variable; SubprocessError: `preexec_fn` failed.
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise CannotStart(_why_not(launch, error)) from error
 

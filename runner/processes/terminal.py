@@ -34,8 +34,10 @@ def open_for(identity: Identity | None) -> tuple[int, int]:
     _keep_line_ends(theirs)
     if identity is not None:
         os.fchown(theirs, identity.uid, -1)
+    # The mode that grantpt(3) gives a terminal.
     os.fchmod(theirs, _MODE)
     os.set_blocking(ours, False)
+    # Packets tell when a program discards its input (ioctl_tty(2), TIOCPKT).
     fcntl.ioctl(ours, termios.TIOCPKT, _ON)
     _end_input(ours)
     return ours, theirs

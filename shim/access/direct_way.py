@@ -128,6 +128,7 @@ class DirectWays:
         """Go on with the gateways and ways of before, but those of ports that are not exposed any
         more. Raises OSError."""
         await self._in_thread(self._read)
+        # One that is away reads its files when it starts.
         with contextlib.suppress(HaproxyAway, HaproxyRefused):
             await haproxy_admin.trust(
                 self._access.admin, self._access.gateways, "".join((self._own, *self._admitted))
@@ -229,6 +230,7 @@ class DirectWays:
         generation = self._generation
         with contextlib.closing(writer):
             answer = DirectAnswer(why="the question is none")
+            # ValueError: a line longer than the reader takes (asyncio's `limit`).
             with contextlib.suppress(OSError, TimeoutError, ValueError, msgspec.DecodeError):
                 async with asyncio.timeout(ANSWER_SECONDS):
                     line = await reader.readline()

@@ -291,6 +291,7 @@ async def _takes_one(far: _Port) -> bool:
         if not far.offer(b"", theirs.fileno()) or not await far.has_taken():
             return False
         with contextlib.suppress(OSError):
+            # EAGAIN: a runner that says so without the socket has sent nothing back.
             return ours.recv(1) == b"?"
     return False
 
@@ -441,6 +442,7 @@ class _Port(RelayEnd):
         if self.transport is None or self.transport.is_closing():
             raise ConnectionError("the runner gave no answer")
         self._answer = asyncio.get_running_loop().create_future()
+        # asyncio's TransportSocket cannot send descriptors; the copy is the same connection.
         with socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno())) as way:
             is_sent = _is_sent(way, socket_offer(early), number)
         self.transport.resume_reading()

@@ -33,6 +33,7 @@ ANSWER_SECONDS = 5.0
 """Seconds within which it answers, also while it loads."""
 MAX_FAILURES = 3
 """After this number of fork servers in a row that forked nothing, no other is started."""
+# A forked process writes its own over the server's, in the memory that /proc shows.
 _ROOM_FOR_ENVIRONMENT = 16 << 10
 _ROOM_FOR_COMMAND = 2 << 10
 _ROOM = "FAIRLEAD_ROOM"

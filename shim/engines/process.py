@@ -277,6 +277,7 @@ class ProcessEngine:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         decoder = decoder_of(ProcessState)
         for path in self._folder.glob("*/state.json"):
+            # Written without fsync: what damages it is a power cut, which no process has outlived.
             with contextlib.suppress(records.DamagedFile, msgspec.DecodeError, OSError):
                 state = decoder.decode(records.read_file(path))
                 self._states[state.spec.task_id] = self._as_it_is(state)

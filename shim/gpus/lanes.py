@@ -52,13 +52,18 @@ class Lane:
 
     def _came_back(self, future: asyncio.Future[Any]) -> None:
         self._hanging = False
+        # asyncio would report an error that nobody retrieved; who asked has left.
         if not future.cancelled():
             future.exception()
 
     def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(
-                target=_work, args=(self._calls,), name=f"shim-{self._name}", daemon=True
+                # A daemon: a call of the driver may never return, and must not keep the process.
+                target=_work,
+                args=(self._calls,),
+                name=f"shim-{self._name}",
+                daemon=True,
             )
             self._thread.start()
 

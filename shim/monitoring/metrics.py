@@ -109,6 +109,7 @@ def _machine(supervisor: Supervisor, data: Path) -> NodeMetrics:
         at=time.time(),
         cpu=capacity.cpu,
         cpu_allocated=used.cpu,
+        # The kernel counts the time of guests within user and nice, too (proc_stat(5)).
         cpu_seconds=sum(times) - times.idle - times.iowait - times.guest - times.guest_nice,
         load=os.getloadavg()[0],
         memory=capacity.memory,

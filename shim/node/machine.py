@@ -76,6 +76,7 @@ def addresses() -> tuple[str, ...]:
             # struct ifreq of netdevice(7): a name of at most 15 bytes (IFNAMSIZ), then the address.
             request = struct.pack("256s", name[:15].encode())
             try:
+                # EADDRNOTAVAIL: it has no IPv4 address (netdevice(7)).
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
             except OSError:
                 continue

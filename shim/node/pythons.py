@@ -46,6 +46,7 @@ class Pythons:
             if time.monotonic() < until:
                 return problem
             self.folder.mkdir(parents=True, exist_ok=True)
+            # The umask cuts the mode of mkdir(2), and jobs of any user read what is here.
             self.folder.chmod(_READABLE)
             found = await self._install(version)
             if found is not None:
@@ -62,6 +63,7 @@ class Pythons:
         uv = uv_of(self._settings.runtime)
         if uv is None:
             return "this node has no uv: renew its bundle"
+        # A uv.toml of this machine must not change what is installed.
         options = ("--no-config", "--no-cache", "--no-progress")
         process = await asyncio.create_subprocess_exec(
             *(str(uv), "python", "install", "--no-bin", *options, version),

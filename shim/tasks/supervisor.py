@@ -105,6 +105,7 @@ class Supervisor:
         self._first_version = 0
         self._networks = engine.networks()
         self._run_locks = RunLocks()
+        # While a record is written, another request could get the same GPUs, or the same id.
         self._deciding = asyncio.Lock()
 
     @property

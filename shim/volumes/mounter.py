@@ -144,6 +144,7 @@ def _make_mount_point(target: Path, *, is_folder: bool) -> None:
     if is_folder:
         target.mkdir(exist_ok=True)
     else:
+        # A file can be mounted on a file alone (mount(2), ENOTDIR).
         target.touch()
 
 
@@ -199,6 +200,7 @@ def _mount(source: str, target: Path, flags: int) -> None:
 
 def _unmount(target: Path) -> None:
     """Unmount at once, also while a process has a file open there."""
+    # Once more: a crash may have come after the mount and before it was made private.
     with contextlib.suppress(OSError):
         _keep_to_ourselves(target)
     if _libc.umount2(os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW) < 0:

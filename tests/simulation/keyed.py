@@ -24,7 +24,7 @@ from controller.service.runs.submissions import SubmissionService
 from controller.store.accounts import User
 from controller.store.errors import StoreError
 from controller.vault import KeyFile, Vault
-from fairlead.configuration.plan import Defaults, Plan
+from fairlead.configuration.runs.plan import Defaults, Plan
 from fairlead.model.service import ServicePolicy
 from fairlead.model.spec import Role
 from tests.simulation.checks import Checks

@@ -58,6 +58,7 @@ _HEADERS = {
         f"default-src 'none'; script-src 'sha256-{_SCRIPT_HASH}'; style-src 'unsafe-inline'; "
         "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
+    # A page that has opened this one as a window keeps no hold of it.
     "Cross-Origin-Opener-Policy": "same-origin",
     # Not `no-referrer`: with it browsers send a form of the page itself as `Origin: null`.
     "Referrer-Policy": "same-origin",
@@ -218,7 +219,14 @@ class BrowserLogin:
         answer = web.Response(status=303, headers={"Location": there, **NOT_KEPT})
         value = self._sessions.open(service, secret)
         set_cookie(
-            answer, COOKIE, value, client, path="/", seconds=SESSION_SECONDS, same_site="Lax"
+            # With Strict, who follows a link from another site would be asked to log in again.
+            answer,
+            COOKIE,
+            value,
+            client,
+            path="/",
+            seconds=SESSION_SECONDS,
+            same_site="Lax",
         )
         return answer
 

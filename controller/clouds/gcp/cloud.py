@@ -225,6 +225,7 @@ class GcpCloud:
     async def _skus(self) -> list[Sku]:
         skus: list[Sku] = []
         token: str | None = None
+        # Cloud Billing ends its pages with an empty token.
         while token != "":
             asked = {} if token is None else {"pageToken": token}
             url = f"{self._billing_url}/{SKUS_PATH}"

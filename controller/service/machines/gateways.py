@@ -33,7 +33,7 @@ from controller.service.ssh_keys import HostKeys, trusted_key
 from controller.store.accounts import User
 from controller.store.base import Gateway
 from controller.traffic.routes import RouteTable
-from fairlead.configuration.plan import Plan
+from fairlead.configuration.runs.plan import Plan
 from fairlead.configuration.runs.service import is_gateway_name
 from fairlead.model.dev_environment import browser_service
 from fairlead.model.service import Https, ServicePolicy

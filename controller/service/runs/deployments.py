@@ -24,8 +24,9 @@ from controller.service.runs.submission import Submission
 from controller.service.runs.submissions import SubmissionService, why_not_in_place
 from controller.store.accounts import User
 from controller.traffic.statistics import Traffic, WindowStatistics
-from fairlead.configuration.plan import HIDDEN as MASK
-from fairlead.configuration.plan import Plan, without_uploads
+from fairlead.configuration.runs.masking import without_uploads
+from fairlead.configuration.runs.plan import Plan
+from fairlead.configuration.secrecy import HIDDEN as MASK
 from fairlead.model.service import GroupScale, ReplicaGroup
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 

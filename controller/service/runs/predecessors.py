@@ -19,7 +19,7 @@ from controller.lifecycle.runs.dependencies import facts
 from controller.lifecycle.runs.schedules import is_scheduled
 from controller.service.jobs.access import Runs
 from controller.store.accounts import User
-from fairlead.configuration.plan import Plan
+from fairlead.configuration.runs.plan import Plan
 from fairlead.model.beginning import After, SameJob, When
 from fairlead.model.sweep import Value, as_text
 

@@ -10,7 +10,7 @@ from controller.lifecycle.model import RunState, TakenOutputs
 from controller.lifecycle.predecessors import Predecessor
 from controller.store.accounts import User
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Plan
+from fairlead.configuration.runs.plan import Plan
 
 
 class IfExists(StrEnum):

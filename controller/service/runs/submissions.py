@@ -54,7 +54,8 @@ from controller.store.base import Store
 from controller.store.errors import StoreError
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, Plan, kept_for_next, public, to_run
+from fairlead.configuration.runs.masking import public
+from fairlead.configuration.runs.plan import Defaults, Plan, kept_for_next, to_run
 from fairlead.model.service import ServicePolicy
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 from fairlead.wire.errors import Refused

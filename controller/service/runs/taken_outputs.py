@@ -13,7 +13,7 @@ from controller.lifecycle.model import RunState, TakenOutputs
 from controller.lifecycle.predecessors import Predecessor
 from controller.service.runs.predecessors import RunLookup
 from controller.store.accounts import User
-from fairlead.configuration.plan import Plan
+from fairlead.configuration.runs.plan import Plan
 from fairlead.model.beginning import SameJob, When
 from fairlead.model.statuses import FINAL_RUN_STATUSES, OutputsState
 

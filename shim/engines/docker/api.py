@@ -124,5 +124,6 @@ def _unless_cancelled(future: asyncio.Future[T], settle: Callable[[], None]) -> 
 
 
 def _seen(future: asyncio.Future[T]) -> None:
+    # The first look at an exception keeps asyncio from reporting it as never retrieved.
     if not future.cancelled():
         future.exception()

@@ -61,6 +61,7 @@ def found(listed: dict[str, Any]) -> Found:
 
 def ports_of(listed: dict[str, Any]) -> dict[int, int]:
     """Return the published ports: port of the container → port of the node."""
+    # A port that is exposed and not published has no PublicPort.
     ports = listed.get("Ports") or ()
     return {one["PrivatePort"]: one["PublicPort"] for one in ports if "PublicPort" in one}
 

@@ -156,6 +156,7 @@ class DockerEngine:
             await self._follower.close()
         if self._api is not None:
             await self._in_thread(self._api.close)
+        # It waits for the calls that are still in their threads, each for up to a minute.
         await asyncio.to_thread(self._threads.shutdown)
 
     async def ready(self) -> None:
@@ -295,6 +296,7 @@ class DockerEngine:
         if listed is not None:
             return listed.get(port)
         found = await self._call(lambda: self._api.inspect_container(container_id))
+        # The engine lists a port that an image only exposes too, with null.
         bound = (found["NetworkSettings"].get("Ports") or {}).get(f"{port}/tcp") or ()
         return next((int(one["HostPort"]) for one in bound), None)
 
@@ -390,7 +392,10 @@ class DockerEngine:
 
     def _connect_to_pull(self) -> Any:
         return docker.APIClient(
-            base_url=self._dialect.url, version=self._api._version, timeout=_CALL_SECONDS
+            # With "auto", docker-py would ask the engine for its version before each pull.
+            base_url=self._dialect.url,
+            version=self._api._version,
+            timeout=_CALL_SECONDS,
         )
 
     def _request(self, spec: ContainerSpec) -> dict[str, Any]:

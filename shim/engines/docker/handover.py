@@ -128,6 +128,7 @@ def _cdi_names(
     uuids: Sequence[str], units: Iterable[GpuInfo], means: Means
 ) -> tuple[str, ...] | None:
     """Return the devices' names in the spec, by UUID or index; None unless it has all of them."""
+    # nvidia-ctk names devices by index unless --device-name-strategy says uuid.
     indexes = {unit.uuid: str(unit.index) for unit in units if unit.parent is None}
     names = [
         uuid if uuid in means.cdi else indexes.get(uuid)

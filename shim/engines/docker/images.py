@@ -35,10 +35,10 @@ from shim.errors import EngineError
 
 _MAX_DETAIL = 300
 ASK_SECONDS = 30.0
+"""A registry that does not answer within this time has not agreed."""
 _PROVE_SECONDS = 60.0
 _PROOFS = 8
 """At once: each has a thread, which a hostile registry can keep."""
-"""A registry that does not answer within this time has not agreed."""
 
 
 class Pull:
@@ -98,6 +98,8 @@ class Pull:
         repository, tag = parse_repository_tag(self._reference)
         response = api._post(
             api._url("/images/create"),
+            # Without a tag the engine pulls all tags of the repository (Docker's POST
+            # /images/create).
             params={"fromImage": repository, "tag": tag or "latest"},
             headers=_login(self._auth),
             stream=True,
@@ -114,6 +116,7 @@ class Pull:
         if self._cancelled:
             self._cancel()
         for message in self._stream:
+            # The engine answered 200 before it asked the registry, so errors come in the stream.
             if "error" in message:
                 raise EngineError(str(message["error"]))
             self._note(message)
@@ -193,6 +196,7 @@ def explain(reference: str, auth: RegistryAuth | None, detail: str) -> ImageErro
     if auth is not None:
         # The engine quotes the registry, which may echo what it was sent; users read this message.
         detail = detail.replace(auth.password, "***") if auth.password else detail
+    # A hostile registry chooses its length and its line breaks.
     detail = " ".join(detail.split())[:_MAX_DETAIL]
     problem = _problem(detail.lower())
     advice = _ADVICE[problem].format(image=reference)
@@ -371,6 +375,8 @@ class DockerImages:
         try:
             found = await self._call(lambda: self._api.inspect_image(reference))
             image_id = str(found["Id"])
+            # The engine refuses for the last name alone: of several names it takes one away, also
+            # while a container uses the image.
             used = {"ancestor": image_id}
             if await self._call(lambda: self._api.containers(all=True, filters=used)):
                 return False

@@ -161,6 +161,7 @@ class RunNetworks:
         for chore in chores:
             chore.cancel()
         await asyncio.gather(*chores, return_exceptions=True)
+        # Nobody gets it any more: without an owner it is removed below.
         self._spare = None
         if self._api is not None:
             await self._retire_all_without_owner()
@@ -252,6 +253,7 @@ class RunNetworks:
         It goes on when the caller is cancelled: a network that is being made must have a run, or it
         would never be removed.
         """
+        # Tasks of one run may come at once, and two networks would part them.
         giving = self._giving.get(run_id)
         if giving is None:
             giving = asyncio.create_task(self._give(run_id), name=f"network of run {run_id}")
@@ -327,6 +329,7 @@ class RunNetworks:
             try:
                 return await self._make()
             except NodeFull:
+                # A spare that was being made meanwhile may have got the last subnet.
                 if self._spare is not None:
                     name, self._spare = self._spare, None
                     return name
@@ -355,6 +358,7 @@ class RunNetworks:
                     raise
 
     async def _make_in(self, subnet: IPv4Network) -> str:
+        # With `fl-` before it 15 characters, the longest name of a device (IFNAMSIZ of if.h).
         number = uuid.uuid4().hex[:12]
         name = f"fairlead-{number}"
         key, _, value = self._label.partition("=")

@@ -97,6 +97,7 @@ def _host_and_name(repository: str) -> tuple[str, str]:
     host, slash, name = repository.partition("/")
     if slash and ("." in host or ":" in host or host == "localhost"):
         return host, name
+    # Docker Hub has the official images below library/.
     return _HUB, repository if slash else f"library/{repository}"
 
 
@@ -198,6 +199,8 @@ class _Registry:
             given = json.loads(_content(answer)) if answer.status_code == 200 else None
         if not isinstance(given, dict):
             raise _Refused("it refuses these credentials")
+        # Registries use either name; access_token is that of OAuth 2.0 (distribution's token
+        # authentication).
         return {"Authorization": f"Bearer {given.get('token') or given.get('access_token')}"}
 
 
@@ -217,6 +220,7 @@ def _is_insecure(host: str, settings: Mapping[str, Any]) -> bool:
     if index is not None:
         return not index.get("Secure", True)
     bare = host.rpartition(":")[0] or host
+    # dockerd counts 127.0.0.0/8 as insecure without being told (dockerd(8)).
     if bare == "localhost":
         return True
     try:

@@ -73,6 +73,7 @@ def _host_config(spec: ContainerSpec, node: NodeValues, network: str) -> dict[st
         mem_limit=spec.memory,
         memswap_limit=spec.memory,  # together with swap: the engine would add as much again
         shm_size=spec.shm_size,
+        # Without a limit, a fork bomb takes all process numbers of the node (kernel.pid_max).
         pids_limit=options.pids_limit or _MAX_PROCESSES,
         # Whatever user the image has, the node's group opens the folders of the task to it.
         group_add=[str(node.gid)],
@@ -88,6 +89,7 @@ def _host_config(spec: ContainerSpec, node: NodeValues, network: str) -> dict[st
         runtime=node.oci_runtime,
         cgroup_parent=node.cgroup_parent if spec.network_mode is NetworkMode.HOST else None,
     )
+    # Docker refuses more CPUs than the node has, too.
     host["NanoCpus"] = int(max(min(spec.cpu, node.cores or spec.cpu), _MIN_CPU_PERIODS) * 1e9)
     return host
 

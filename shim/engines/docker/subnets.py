@@ -138,6 +138,7 @@ def _resolvers(path: Path) -> Iterator[IPv4Network]:
         if words[:1] != ["nameserver"] or len(words) < 2:
             continue
         try:
+            # glibc's resolver passes over a name server that is no address, too.
             address = ip_address(words[1])
         except ValueError:
             continue

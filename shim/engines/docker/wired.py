@@ -189,6 +189,7 @@ class WiredNetworks:
         folder = self._files(spec.task_id)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "resolv.conf").write_text(resolv_conf(self._nameservers, self._search))
+        # A bind mount needs its source now; `made` fills it once the container has its id.
         (folder / "hosts").touch()
         taken = {mount["Target"] for mount in asked["host_config"].get("Mounts", ())}
         for target in {_HOSTS, _DNS} - taken:

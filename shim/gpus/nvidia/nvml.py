@@ -227,6 +227,7 @@ class NvmlGpus:
         nvml = self._nvml
         board = nvml.nvmlDeviceGetHandleByIndex(index)
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(board)
+        # It names the device file; a GPU's index may be another number.
         number = nvml.nvmlDeviceGetMinorNumber(board)
         pci = _text(nvml.nvmlDeviceGetPciInfo(board).busId)
         whole = GpuInfo(
@@ -392,4 +393,5 @@ def mig_devices(number: int, gi: int, ci: int, minors: Path = _MIG_MINORS) -> tu
 
 
 def _text(value: str | bytes) -> str:
+    # Older releases of nvidia-ml-py give bytes.
     return value.decode() if isinstance(value, bytes) else value

@@ -186,6 +186,7 @@ async def test_a_page_of_this_origin_may_open_a_terminal(
     origin = str(api.make_url("/")).rstrip("/")
     async with api.ws_connect(TERMINAL, headers={"Origin": origin}) as socket:
         await shown(socket, "root")
+        assert job.shells == 1
 
 
 async def test_a_job_without_ssh_says_what_to_do(

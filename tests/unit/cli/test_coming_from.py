@@ -14,7 +14,7 @@ import yaml
 from controller.lifecycle.model import RetryEvent
 from fairlead.cli.main import make_app
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, Plan, to_run
+from fairlead.configuration.runs.plan import Defaults, Plan, to_run
 from fairlead.configuration.text import skypilot
 from fairlead.configuration.text.environment import with_environment
 from fairlead.configuration.text.sbatch import SbatchError, convert

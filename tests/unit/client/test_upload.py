@@ -13,7 +13,8 @@ import pytest
 from controller.lifecycle.model import JobSpec
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, public, to_run
+from fairlead.configuration.runs.masking import public
+from fairlead.configuration.runs.plan import Defaults, to_run
 from fairlead.files.git import GitError, git_files
 from fairlead.files.ignored import is_left_by_tools
 from fairlead.files.packing import Packed, pack

@@ -20,7 +20,7 @@ import msgspec
 
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, Plan, to_run
+from fairlead.configuration.runs.plan import Defaults, Plan, to_run
 from fairlead.configuration.text.dstack import marked, translated
 from fairlead.configuration.text.environment import with_environment
 from fairlead.model.service import ProbeKind

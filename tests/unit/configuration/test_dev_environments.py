@@ -12,7 +12,7 @@ import pytest
 from controller.lifecycle.model import JobSpec, RunType
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, Plan, to_run
+from fairlead.configuration.runs.plan import Defaults, Plan, to_run
 from fairlead.model.dev_environment import Ide
 from fairlead.model.service import Serves
 from fairlead.wire.runner import script

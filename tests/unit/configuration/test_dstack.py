@@ -12,7 +12,7 @@ import pytest
 from controller.lifecycle.model import GpuNeed, JobSpec, Operator, RetryEvent
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, to_run
+from fairlead.configuration.runs.plan import Defaults, to_run
 from fairlead.configuration.text.dstack import marked, translated
 from fairlead.configuration.text.environment import with_environment
 from fairlead.configuration.values.images import NEWEST_PYTHON, image_for

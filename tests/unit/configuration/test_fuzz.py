@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, to_run
+from fairlead.configuration.runs.plan import Defaults, to_run
 from fairlead.configuration.runs.task import TASK
 from fairlead.configuration.text.dstack import translated
 from fairlead.configuration.text.environment import with_environment

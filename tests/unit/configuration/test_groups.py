@@ -19,7 +19,8 @@ from controller.lifecycle.model import (
 )
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, Plan, public, to_run
+from fairlead.configuration.runs.masking import public
+from fairlead.configuration.runs.plan import Defaults, Plan, to_run
 from fairlead.configuration.text.environment import with_environment
 from fairlead.configuration.text.source import read
 from fairlead.wire.engine_abilities import EngineAbility

@@ -11,7 +11,7 @@ from controller.commands.serve_options import parse_image
 from fairlead.cli.errors import CliError
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, to_run
+from fairlead.configuration.runs.plan import Defaults, to_run
 from fairlead.configuration.values.images import image_name
 from tests.unit.configuration.image_names import RIGHT, WRONG
 

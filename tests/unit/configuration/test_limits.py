@@ -8,7 +8,7 @@ import pytest
 
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, Plan, to_run
+from fairlead.configuration.runs.plan import Defaults, Plan, to_run
 from fairlead.wire.runner import MAX_ARGUMENT, script
 
 

@@ -19,7 +19,8 @@ from controller.lifecycle.model import (
     StopCriteria,
 )
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, Plan, public, to_run
+from fairlead.configuration.runs.masking import public
+from fairlead.configuration.runs.plan import Defaults, Plan, to_run
 from fairlead.model.needs import Permissions
 from fairlead.wire.engine_abilities import EngineAbility
 from fairlead.wire.shim import PullPolicy, RegistryAuth

@@ -12,8 +12,8 @@ import pytest
 from controller.lifecycle.model import JobSpec
 from fairlead.configuration.field import own_fields
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, to_run
 from fairlead.configuration.runs.definition import RunDefinition
+from fairlead.configuration.runs.plan import Defaults, to_run
 from fairlead.configuration.runs.task import TaskConfiguration
 from fairlead.configuration.runs.types import DEFINITIONS
 from fairlead.configuration.text.environment import with_environment

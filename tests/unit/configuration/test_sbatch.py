@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, to_run
+from fairlead.configuration.runs.plan import Defaults, to_run
 from fairlead.configuration.text.environment import with_environment
 from fairlead.configuration.text.sbatch import SbatchError, convert, with_code
 from tests.unit.configuration.sbatch_corpus import SHAPES, Shape

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fairlead.configuration.plan import public
+from fairlead.configuration.runs.masking import public
 from fairlead.configuration.secrecy import may_be_secret
 
 

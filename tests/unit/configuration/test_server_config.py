@@ -18,7 +18,7 @@ from controller.provider_config.qemu import InstanceType, QemuProvider
 from controller.server_config import Operating, OperatingFields
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.field import fields_of
-from fairlead.configuration.plan import Defaults
+from fairlead.configuration.runs.plan import Defaults
 from fairlead.configuration.text.source import SourceError
 
 CHECKOUT = Path(__file__).parents[3]

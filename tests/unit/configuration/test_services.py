@@ -8,7 +8,7 @@ import pytest
 
 from controller.lifecycle.model import RetryEvent
 from fairlead.configuration.parse import ConfigurationError, parse
-from fairlead.configuration.plan import Defaults, Plan, to_run
+from fairlead.configuration.runs.plan import Defaults, Plan, to_run
 from fairlead.model.service import (
     Probe,
     ProbeKind,

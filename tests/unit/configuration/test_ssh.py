@@ -11,7 +11,7 @@ from controller.lifecycle.model import JobSpec
 from fairlead.cli.errors import CliError
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, to_run
+from fairlead.configuration.runs.plan import Defaults, to_run
 from tests.unit.api.conftest import HOST_KEY
 
 KEYS = ("ssh-ed25519 AAAA",)

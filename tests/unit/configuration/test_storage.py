@@ -9,7 +9,7 @@ import pytest
 from controller.lifecycle.model import JobSpec
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, to_run
+from fairlead.configuration.runs.plan import Defaults, to_run
 from fairlead.wire.shim import ContainerOptions, Ulimit, VolumeKind, VolumeMount
 
 TASK: dict[str, Any] = {"type": "task", "commands": ["true"]}

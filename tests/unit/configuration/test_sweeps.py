@@ -10,7 +10,8 @@ import pytest
 
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, Plan, public, to_run, without_uploads
+from fairlead.configuration.runs.masking import public, without_uploads
+from fairlead.configuration.runs.plan import Defaults, Plan, to_run
 from fairlead.configuration.values.sweep import FailureLimit, filled
 from fairlead.files.set_files import with_sets
 from fairlead.model.spec import JobSpec

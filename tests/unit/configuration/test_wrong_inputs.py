@@ -12,7 +12,7 @@ import pytest
 
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, to_run
+from fairlead.configuration.runs.plan import Defaults, to_run
 from fairlead.configuration.text.environment import with_environment
 from fairlead.configuration.text.source import SourceError, read
 

@@ -228,6 +228,7 @@ async def test_a_pair_of_files_is_for_all_hosts(bed: Bed, files: Files) -> None:
         made.update(["a.apps.test"], None)
         await eventually(lambda: bed.haproxy.shown == {})
         await eventually(lambda: made.found() == ())
+    assert bed.haproxy.hidden == ["files.pem"]
 
 
 async def test_a_haproxy_that_was_away_shows_all_when_it_is_back(bed: Bed) -> None:

@@ -151,6 +151,9 @@ class HostWorld:
         self._repair()
         return self._cloud
 
+    def left(self) -> list[str]:
+        return [file.name for file in self._host.folder.glob("*/*")]
+
     def refuse(self, error: type[CloudError]) -> None:
         full = error is NoCapacity
         self._wrong = self._host.cloud(most=0) if full else self._host.cloud(says="no such image")
@@ -182,6 +185,8 @@ class TestContract(CloudContract):
         self, world: CloudWorld, installation: str, error: type[CloudError]
     ) -> None:
         await super().test_a_refusal_has_its_kind_and_makes_nothing(world, installation, error)
+        assert isinstance(world, HostWorld)
+        assert world.left() == []
 
 
 async def test_offers_leave_room_for_the_system(host: Host) -> None:

@@ -421,8 +421,10 @@ async def test_a_fault_in_the_offers_of_a_provider_does_not_end_the_controller()
     cloud.fails["offers"] = [ValueError("canary")]
     async with renting(cloud) as lab:
         await lab.until(lambda: not cloud.fails["offers"])
-        listed = cloud.calls.count("list")
+        listed, asked = cloud.calls.count("list"), cloud.calls.count("offers")
         await lab.until(lambda: cloud.calls.count("list") > listed + 2)
+        await lab.until(lambda: cloud.calls.count("offers") > asked)
+        assert cloud.instances == {}
 
 
 async def test_a_machine_whose_node_was_removed_is_given_back() -> None:

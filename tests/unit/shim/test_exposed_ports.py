@@ -138,6 +138,7 @@ async def test_a_burst_of_connections_waits_at_the_socket(bed: Bed) -> None:
             # One more asks whether the runner takes sockets.
             await eventually(lambda: len(bed.runner.heads) == 301, DEADLINE)
         await eventually(lambda: bed.runner.ended == 300, DEADLINE)
+    assert len(bed.runner.heads) == 301
 
 
 async def test_exposing_twice_gives_the_same_socket(bed: Bed) -> None:

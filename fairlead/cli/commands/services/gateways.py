@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import msgspec
+from cyclopts import Parameter
 
 from fairlead import settings
 from fairlead.cli import output
@@ -78,6 +79,14 @@ class GatewayFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     default: bool = False
 
 
+Email = Annotated[str | None, Parameter(help="For lets-encrypt: where the authority writes to.")]
+Directory = Annotated[str | None, Parameter(help="The URL of another ACME directory.")]
+Authority = Annotated[
+    str | None,
+    Parameter(help="The CA file on the gateway's machine by which that directory is checked."),
+]
+
+
 def add(
     name: str,
     /,
@@ -91,9 +100,9 @@ def add(
     host_key: str | None = None,
     accept_host_key: str | None = None,
     certificate: str = "lets-encrypt",
-    email: str | None = None,
-    acme_directory: str | None = None,
-    acme_ca: str | None = None,
+    email: Email = None,
+    acme_directory: Directory = None,
+    acme_ca: Authority = None,
     default: Annotated[bool, Flag] = False,
     json: Json = False,
 ) -> int:
@@ -120,12 +129,6 @@ def add(
     certificate
         lets-encrypt, internal (Caddy's own authority), none (plain HTTP), or CERT:KEY, two files on
         the gateway's machine.
-    email
-        For lets-encrypt: where the authority writes to.
-    acme_directory
-        The URL of another ACME directory.
-    acme_ca
-        The CA file on the gateway's machine by which that directory is checked.
     default
         Services that name no gateway use this one.
     """

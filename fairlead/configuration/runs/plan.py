@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
-from fairlead.configuration.field import own_fields
 from fairlead.configuration.runs.job import Defaults, job_spec
+from fairlead.configuration.runs.masking import public
 from fairlead.configuration.runs.types import DEFINITIONS, Configuration
-from fairlead.configuration.secrecy import HIDDEN
 from fairlead.configuration.text.dstack import DIALECT
 from fairlead.model.needs import Amount, Resources
 from fairlead.model.service import ServicePolicy
@@ -18,7 +16,7 @@ from fairlead.model.spec import JobSpec, PlannedGroup, RunPolicy, RunType
 from fairlead.model.sweep import SweepPlan
 from fairlead.wire.runner import BucketMode
 
-__all__ = ["HIDDEN", "Defaults", "Plan", "kept_for_next", "public", "to_run", "without_uploads"]
+__all__ = ["Defaults", "Plan", "kept_for_next", "to_run"]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,53 +106,3 @@ def least_of_dstack(least: Resources) -> Resources:
         disk=max(least.disk, 100 * 10**9),
         unset=(Amount.CPU, Amount.MEMORY),
     )
-
-
-# -- what may be shown of a configuration ---------------------------------------------------------
-
-
-@functools.cache
-def _hidden() -> Mapping[str, Callable[[object], object]]:
-    """Return how each field is shown that can hold secrets, of all types of run."""
-    structs: list[type[msgspec.Struct]] = [one.fields for one in DEFINITIONS.values()]
-    return {
-        name: described.field.public
-        for struct in structs
-        for name, described in own_fields(struct).items()
-        if described.field.public is not None
-    }
-
-
-def public(written: Mapping[str, object]) -> dict[str, object]:
-    """Return a copy without secrets, of data that may have any shape.
-
-    Passwords are hidden, and the values of environment variables that may be secret.
-    """
-    shown = dict(written)
-    for name in ("groups", "replicas"):
-        if isinstance(groups := shown.get(name), list | tuple):
-            shown[name] = [
-                public(group) if isinstance(group, Mapping) else group for group in groups
-            ]
-    for name, show in _hidden().items():
-        if name in shown:
-            shown[name] = show(shown[name])
-    return shown
-
-
-def without_uploads(configuration: Mapping[str, object]) -> dict[str, object]:
-    """Return what the user wrote, without what `fairlead apply` filled in."""
-    return {name: _without_upload(name, content) for name, content in configuration.items()}
-
-
-def _without_upload(field: str, content: object) -> object:
-    if field == "sweep" and isinstance(content, Mapping):
-        return {key: value for key, value in content.items() if key != "sets"}
-    if field not in ("repos", "files") or not isinstance(content, list | tuple):
-        return content
-    return [
-        {key: value for key, value in one.items() if key != "uploaded"}
-        if isinstance(one, Mapping)
-        else one
-        for one in content
-    ]
