@@ -476,7 +476,6 @@ class _Turn:
                 group=group,
                 leash=self._leash_of(order.fleet),
                 idle_duration=order.idle_duration,
-                max_price=order.max_price,
                 user=order.user,
                 run_id=order.run_id,
                 ordered_at=self._now,

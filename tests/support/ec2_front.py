@@ -38,6 +38,12 @@ _ADDRESS = re.compile(
     rb"<(ipAddress|privateIpAddress|publicIp)>[0-9]+[.][0-9]+[.]([0-9]+)[.]([0-9]+)</\1>"
 )
 _INSTANCE = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
+_HISTORY = (
+    '<DescribeSpotPriceHistoryResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">'
+    "<requestId>front</requestId><spotPriceHistorySet>{items}</spotPriceHistorySet>"
+    "</DescribeSpotPriceHistoryResponse>"
+)
+_SPOT = "DescribeSpotPriceHistory"
 _NEW = "RunInstances"
 _LIST = "DescribeInstances"
 _END = "TerminateInstances"
@@ -81,6 +87,9 @@ class Ec2Front:
         """The quotas of the account, by their codes."""
         self.prices: dict[str, dict[str, float]] | None = {}
         """The price list by region and type; None: it is refused."""
+        self.spot_prices: dict[str, float] = {}
+        """The present price of a spot machine by type in each of `zones`; none: moto's."""
+        self.zones: tuple[str, ...] = ()
         self._moto = moto
         self._tokens: dict[str, _Made] = {}
         self._ended: set[str] = set()
@@ -151,6 +160,8 @@ class Ec2Front:
                 return _error(Failure("IdempotentParameterMismatch", "the token is known"))
             if made.instance in self._ended:
                 return _error(Failure("IdempotentInstanceTerminated", "it has ended"))
+        if action == _SPOT and self.spot_prices:
+            return self._spot_history()
         if action == _LIST and self.hides:
             return web.Response(text=_EMPTY, content_type="text/xml")
         if action == _END and self.hides:
@@ -162,6 +173,15 @@ class Ec2Front:
             self.cuts = False
             return _error(Failure("InternalError", "an internal error has occurred", 500))
         return None
+
+    def _spot_history(self) -> web.Response:
+        items = "".join(
+            f"<item><instanceType>{name}</instanceType><spotPrice>{price:.6f}</spotPrice>"
+            f"<availabilityZone>{zone}</availabilityZone></item>"
+            for name, price in self.spot_prices.items()
+            for zone in self.zones
+        )
+        return web.Response(text=_HISTORY.format(items=items), content_type="text/xml")
 
     async def _forwarded(
         self, request: web.Request, action: str, wish: dict[str, str]

@@ -140,15 +140,15 @@ async def test_a_spot_machine_has_the_most_that_it_may_cost(
     world: Ec2World, installation: str
 ) -> None:
     spot = msgspec.structs.replace(
-        order_of(world, installation), offer=_offer(REGION, spot=True), max_price=0.8 / 1.08
+        order_of(world, installation), offer=_offer(REGION, spot=True, rate=1.08)
     )
     made = await world.cloud.create(spot)
     assert await world.cloud.create(spot) == made
     first, again = world.front.wishes
-    assert first["InstanceMarketOptions.SpotOptions.MaxPrice"] == "0.740741"
+    assert first["InstanceMarketOptions.SpotOptions.MaxPrice"] == "0.931481"
     assert {**first, "Timestamp": ""} == {**again, "Timestamp": ""}
     on_demand = order_of(world, installation)
-    await world.cloud.create(msgspec.structs.replace(on_demand, max_price=0.8))
+    await world.cloud.create(on_demand)
     assert not any("Spot" in name for name in world.front.wishes[-1])
 
 
@@ -285,6 +285,45 @@ async def test_offers_have_the_zones_of_the_subnets_and_the_prices_of_today(
             assert one.price <= by_key[one.key.replace("/spot", "/on-demand")]
     await world.cloud.offers()
     assert world.front.calls["DescribeSpotPriceHistory", REGION] == 1
+
+
+@pytest.mark.parametrize(
+    ("present", "settings", "most"),
+    [
+        (0.5, {}, 0.55),
+        (0.5, {"spot_margin": 0.0}, 0.5),
+        (0.5, {"spot_margin": 0.5, "rate": 2.0}, 1.5),
+        (0.95, {}, 1.0),
+        (1.2, {}, 1.0),
+    ],
+)
+async def test_a_spot_machine_is_never_charged_more_than_budgets_count(
+    world: Ec2World,
+    account: Account,
+    installation: str,
+    present: float,
+    settings: dict[str, float],
+    most: float,
+) -> None:
+    world.front.spot_prices, world.front.zones = {"g6.xlarge": present}, (f"{REGION}a",)
+    prices = {"g6.xlarge": 1.0}
+    config = AwsProvider(
+        regions=account.regions, endpoint=world.front.url, prices=prices, **settings
+    )
+    cloud = AwsCloud("aws-eu", config, describe_every=0.0, visible_after=0.0)
+    try:
+        (spot,) = [
+            one
+            for one in (await cloud.offers()).offers
+            if (one.instance_type, one.zone, one.spot) == ("g6.xlarge", f"{REGION}a", True)
+        ]
+        assert spot.price == pytest.approx(most)
+        order = msgspec.structs.replace(order_of(world, installation), offer=spot)
+        await cloud.create(order)
+        bid = float(world.front.wishes[-1]["InstanceMarketOptions.SpotOptions.MaxPrice"])
+        assert spot.price / spot.rate - 1e-6 < bid <= spot.price / spot.rate + 1e-12
+    finally:
+        await cloud.close()
 
 
 async def test_wrong_credentials_leave_no_offers(world: Ec2World) -> None:

@@ -693,16 +693,3 @@ def test_a_restarted_controller_remembers_what_was_refused() -> None:
     assert Penalties([idle]).until(offer(), NOW) is None
     silent = machine("m5", end=MachineEnd.BOOT_FAILED, terminating_at=NOW + 400.0, **gone)
     assert Penalties([silent]).until(offer(), NOW + 401.0) == NOW + 1000.0
-
-
-@pytest.mark.parametrize(
-    ("of_fleet", "of_run", "most"),
-    [(None, None, None), (3.0, None, 3.0), (None, 2.0, 2.0), (3.0, 2.0, 2.0), (2.0, 3.0, 2.0)],
-)
-def test_an_order_keeps_the_most_that_its_machine_may_cost(
-    of_fleet: float | None, of_run: float | None, most: float | None
-) -> None:
-    cluster = Cluster(fleets=(fleet(max_price=of_fleet),))
-    cluster.submit("a", own={"main": {"rent": RentLimits(max_price=of_run)}})
-    (order,) = look(cluster, shop(offer())).orders
-    assert order.max_price == most
