@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from typing import Any
 
 import botocore.session
@@ -27,7 +25,7 @@ from controller.clouds.base import (
 from controller.lifecycle.machines.model import Offer
 from controller.provider_config.aws import AwsProvider, AwsRegion
 from tests.support.cloud_contract import CloudContract, ended, installation, order_of
-from tests.support.daemons import Daemon
+from tests.support.ec2_account import moto_server
 from tests.support.ec2_front import Ec2Front, Failure, front_of
 from tests.support.ssh_daemon import free_port
 
@@ -73,24 +71,14 @@ def _with_what_operators_make(url: str, region: str) -> AwsRegion:
 
 @pytest.fixture(scope="module")
 def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    daemon = Daemon(argv, tmp_path_factory.mktemp("ec2") / "moto.log", outlasts_tests=True)
-
-    def answers() -> bool:
-        with suppress(OSError), urllib.request.urlopen(f"{url}/moto-api/", timeout=30) as answer:
-            return bool(answer.status == 200)
-        return False
-
-    with pytest.MonkeyPatch.context() as patch:
+    with (
+        moto_server(tmp_path_factory.mktemp("ec2")) as url,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         for name, value in KEYS.items():
             patch.setenv(name, value)
         patch.setenv("AWS_ENDPOINT_URL_STS", url)
-        daemon.spawn()
-        daemon.wait_ready(answers)
         yield Account(url, {name: _with_what_operators_make(url, name) for name in (REGION, OTHER)})
-        daemon.kill9()
 
 
 class Ec2World:
@@ -302,7 +290,7 @@ async def test_a_spot_machine_is_never_charged_more_than_budgets_count(
     account: Account,
     installation: str,
     present: float,
-    settings: dict[str, float],
+    settings: dict[str, Any],
     most: float,
 ) -> None:
     world.front.spot_prices, world.front.zones = {"g6.xlarge": present}, (f"{REGION}a",)
