@@ -386,6 +386,8 @@ class _Look:
     def _fitting(self, fleet: Fleet, need: Need | None) -> list[Offer] | MachineReason:
         """Return the offers that the fleet allows and that could hold the need."""
         policy = _policy(fleet)
+        if (lacks := market.not_named(policy.provider, self._shop.providers)) is not None:
+            return NoOffer(fleet=fleet.name, lacks=lacks)
         if policy.provider not in self._shop.offers:
             detail = self._shop.away.get(policy.provider, "its offers are not known yet")
             return ProviderAway(fleet=fleet.name, provider=policy.provider, detail=detail)

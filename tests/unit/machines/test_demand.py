@@ -22,7 +22,7 @@ from controller.lifecycle.model import (
     RetryPolicy,
     RunPolicy,
 )
-from controller.lifecycle.renting_reasons import BuysMachine
+from controller.lifecycle.renting_reasons import BuysMachine, NoOffer
 from controller.lifecycle.reports import Tick
 from controller.scheduling.demand import Demand, demand, offering
 from controller.scheduling.index import COMES_BACK_SECONDS
@@ -693,3 +693,17 @@ def test_a_restarted_controller_remembers_what_was_refused() -> None:
     assert Penalties([idle]).until(offer(), NOW) is None
     silent = machine("m5", end=MachineEnd.BOOT_FAILED, terminating_at=NOW + 400.0, **gone)
     assert Penalties([silent]).until(offer(), NOW + 401.0) == NOW + 1000.0
+
+
+def test_a_provider_that_the_file_no_longer_names_is_no_offer() -> None:
+    found = look(waiting(1), shop(providers=frozenset({"here", "there"})))
+    assert found.orders == ()
+    (reason,) = found.reasons.values()
+    assert isinstance(reason, NoOffer)
+    named = fleet().machines
+    assert named is not None
+    assert reason.lacks == (
+        f"the controller's file names no provider {named.provider} (it has here, there): put it "
+        "back there, or apply the fleet with another one or with `machines: off`"
+    )
+    assert look(waiting(1), shop(offer(), providers=frozenset({named.provider}))).orders != ()
