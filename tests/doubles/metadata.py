@@ -39,7 +39,8 @@ class MetadataService:
             return 401, ""
         if path.startswith("/computeMetadata/") and headers.get("metadata-flavor") != "Google":
             return 403, ""
-        found = self._listed(path) if path.endswith("/") else self.answers.get(path)
+        # EC2 lists a folder also without the slash at its end, and cloud-init asks in both ways.
+        found = self.answers.get(path, self._listed(f"{path.rstrip('/')}/"))
         return (404, "") if found is None else (200, found)
 
     def _listed(self, folder: str) -> str | None:

@@ -125,9 +125,9 @@ def test_a_metadata_service_lists_its_folders_in_each_version(service: MetadataS
     names = "instance-id\nplacement/"
     assert get(service, "/latest/meta-data/", service.token) == names
     assert get(service, "/2021-03-23/meta-data/", service.token) == names
-    assert get(service, "/latest/meta-data/placement/", service.token) == (
-        "availability-zone\nregion"
-    )
+    zones = "availability-zone\nregion"
+    assert get(service, "/latest/meta-data/placement/", service.token) == zones
+    assert get(service, "/latest/meta-data/placement", service.token) == zones
     assert get(service, "/2021-03-23/user-data", service.token) == "#cloud-config\n"
 
 
