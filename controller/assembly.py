@@ -78,6 +78,7 @@ def _rentals(
         new_id=chance.new_id,
         month_of=month_began,
         spending=machines.spending,
+        providers=frozenset(machines.clouds),
     )
     return Rentals(placement.index, settings, snapshot.machines, placement.could_hold)
 

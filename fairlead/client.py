@@ -306,10 +306,10 @@ class Client(Closing):
         by: Sequence[str] = ("user", "fleet"),
         *,
         since: float | str = "30d",
-        per: Literal["day"] | None = None,
+        per: Literal["day", "month"] | None = None,
     ) -> CostsView:
         """Return what rented machines have cost, summed up by `user`, `fleet` and `run`. `since`:
-        how far back, as seconds or such as 30d. `per`: "day" for rows of each day."""
+        how far back, as seconds or such as 30d. `per`: "day" or "month" for rows of each one."""
         period = None if per is None else CostPeriod(per)
         query = CostsQuery(by=",".join(by), seconds=parse_duration(since), per=period)
         return decode(self.rest.get("/v1/costs", **query.parameters()), CostsView)

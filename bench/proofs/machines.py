@@ -10,7 +10,6 @@ and go. At the end each record had one machine, and once the fleet rents no more
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import random
@@ -18,12 +17,10 @@ import shutil
 import statistics
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,10 +33,11 @@ from controller.machines.worker import START_SECONDS
 from fairlead import Client
 from fairlead.errors import ApiError, ConnectionLost
 from fairlead.rest import ControllerClient
-from tests.support.daemons import Daemon, end_processes_that_mention
-from tests.support.ec2_front import Ec2Front, Failure, front_of
+from tests.support.daemons import end_processes_that_mention
+from tests.support.ec2_account import front_in_thread, moto_server
+from tests.support.ec2_front import Ec2Front, Failure
 from tests.support.processes import ControllerProcess
-from tests.support.ssh_daemon import CHECKOUT, free_port
+from tests.support.ssh_daemon import CHECKOUT
 from tests.support.waiting import wait_until
 
 _REGION = "eu-central-1"
@@ -132,49 +130,10 @@ class Account:
 
 @contextmanager
 def _account(folder: Path) -> Iterator[Account]:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    daemon = Daemon(argv, folder / "moto.log", outlasts_tests=True)
-
-    def answers() -> bool:
-        with suppress(OSError), urllib.request.urlopen(f"{url}/moto-api/", timeout=30) as answer:
-            return bool(answer.status == 200)
-        return False
-
-    daemon.spawn()
-    daemon.wait_ready(answers)
-    try:
+    with moto_server(folder) as url, front_in_thread(url) as front:
         # The controller asks which account it uses; it must ask this one.
         os.environ["AWS_ENDPOINT_URL_STS"] = url
-        with _front(url) as front:
-            yield Account(url, front)
-    finally:
-        daemon.kill9()
-
-
-@contextmanager
-def _front(url: str) -> Iterator[Ec2Front]:
-    """Serve the front in a thread: it must answer while this program waits."""
-    made: list[Ec2Front] = []
-    is_up, is_over = threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
-
-    async def serve() -> None:
-        async with front_of(url) as front:
-            made.append(front)
-            is_up.set()
-            await is_over.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    is_up.wait()
-    try:
-        yield made[0]
-    finally:
-        loop.call_soon_threadsafe(is_over.set)
-        thread.join()
-        loop.close()
+        yield Account(url, front)
 
 
 class Controller:

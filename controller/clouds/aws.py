@@ -9,6 +9,7 @@ A machine's id is `REGION/INSTANCE`, since EC2 finds an instance only in its reg
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -211,8 +212,8 @@ class AwsCloud:
                 gpus=one.gpus,
             )
             yield on_demand
-            # EC2 asks at most the price on demand of a spot machine that names no price itself.
-            cheaper = min(price, spot.get((one.name, zone), price))
+            told = spot.get((one.name, zone), price)
+            cheaper = min(price, told * (1.0 + self._config.spot_margin))
             yield msgspec.structs.replace(on_demand, spot=True, price=cheaper)
 
     # -- machines ---------------------------------------------------------------------------
@@ -280,9 +281,10 @@ class AwsCloud:
                 "SpotInstanceType": "one-time",
                 "InstanceInterruptionBehavior": "terminate",
             }
-            if order.max_price is not None:
-                # Without one, EC2 asks as much as the price on demand once spot prices rise.
-                options["MaxPrice"] = f"{order.max_price:.6f}"
+            if offer.bid is not None:
+                # Without one, EC2 asks as much as the price on demand once spot prices rise, and
+                # budgets count less.
+                options["MaxPrice"] = _words_of_bid(offer.bid)
             request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
         return request
 
@@ -551,6 +553,12 @@ def image_of(answer: Mapping[str, Any]) -> _Image:
     }
     size = int(disks.get(root, {}).get("VolumeSize", 0))
     return _Image(root, size, tuple(sorted(set(disks) - {root})))
+
+
+def _words_of_bid(bid: float) -> str:
+    """Return the bid in EC2's digits, never above it: budgets count no more."""
+    # What a float lacks of a price of six digits is no reason to take the last one off.
+    return f"{math.floor(bid * 1e6 + 1e-3) / 1e6:.6f}"
 
 
 def _created(region: str, instance: Mapping[str, Any], is_public: bool) -> Created:

@@ -40,8 +40,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     fleet: str
     offer: Offer
     token: str
-    max_price: float | None = None
-    """The most that an hour of it may cost, in the provider's currency; None: no limit is known."""
     user_data: str
     """cloud-init's. Secret: it has the machine's private host key."""
 

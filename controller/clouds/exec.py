@@ -187,7 +187,7 @@ class ExecCloud:
             zone=offer.zone,
             spot=offer.spot,
             reservation=offer.reservation,
-            max_price=order.max_price,
+            max_price=order.offer.bid,
             user_data=order.user_data,
         )
         return Created(instance_id=made.id, place=made.place())

@@ -18,12 +18,16 @@ from controller.commands.serve_options import (
     parse_listen,
     parse_peers,
 )
-from controller.doctor.facts import Setup
+from controller.daemon.options import CannotStart
+from controller.daemon.providers import require_library
+from controller.doctor.facts import ConfigFile, Setup
 from controller.doctor.findings import examine, upgrade
 from controller.doctor.gathering import gather, gather_shared
+from controller.server_config import load as load_operating
 from controller.vault import SECRETS_KEY_NAME
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
+from fairlead.configuration.text.source import SourceError
 from fairlead.wire.shim import Finding, FindingLevel
 
 _NO_TLS, _NO_BUCKET, _NO_LOGS = TlsOptions(), BucketOptions(), LogOptions()
@@ -39,6 +43,7 @@ def doctor(
     database_file: DatabaseFile = None,
     secrets_key_file: SecretsKeyFile = None,
     url: str | None = None,
+    config: Path | None = None,
     bucket: BucketOptions = _NO_BUCKET,
     logs: LogOptions = _NO_LOGS,
     outputs: OutputOptions = _NO_OUTPUTS,
@@ -58,9 +63,11 @@ def doctor(
         As for `fairlead controller`.
     url
         As for `fairlead controller`.
+    config
+        As for `fairlead controller`.
     """
     setup = _setup(data, listen, tls, database, database_file, secrets_key_file, url)
-    return _show(examine(gather(_with_buckets(setup, bucket, logs, outputs))), json)
+    return _show(examine(gather(_with_files(setup, bucket, logs, outputs, config))), json)
 
 
 def upgrade_check(
@@ -70,6 +77,7 @@ def upgrade_check(
     database_file: DatabaseFile = None,
     secrets_key_file: SecretsKeyFile = None,
     url: str | None = None,
+    config: Path | None = None,
     bucket: BucketOptions = _NO_BUCKET,
     logs: LogOptions = _NO_LOGS,
     outputs: OutputOptions = _NO_OUTPUTS,
@@ -78,7 +86,8 @@ def upgrade_check(
     """Say whether this version can run next to the controllers that are up, before you start it.
 
     Give the options with which it will start: it also says if its keys, buckets or clock are not
-    those of the others. The exit status is 1 if it cannot start.
+    those of the others, or if it refuses the file of --config. The exit status is 1 if it cannot
+    start.
 
     Parameters
     ----------
@@ -88,14 +97,20 @@ def upgrade_check(
         As for `fairlead controller`.
     url
         As for `fairlead controller`.
+    config
+        As for `fairlead controller`.
     """
     no_listen = "127.0.0.1:8700"
     setup = _setup(data, no_listen, _NO_TLS, database, database_file, secrets_key_file, url)
-    return _show(upgrade(gather_shared(_with_buckets(setup, bucket, logs, outputs))), json)
+    return _show(upgrade(gather_shared(_with_files(setup, bucket, logs, outputs, config))), json)
 
 
-def _with_buckets(
-    setup: Setup, bucket: BucketOptions, logs: LogOptions, outputs: OutputOptions
+def _with_files(
+    setup: Setup,
+    bucket: BucketOptions,
+    logs: LogOptions,
+    outputs: OutputOptions,
+    config: Path | None,
 ) -> Setup:
     """Raises CliError."""
     return msgspec.structs.replace(
@@ -103,7 +118,19 @@ def _with_buckets(
         bucket=bucket.parse(),
         logs_bucket=logs.bucket(),
         outputs_bucket=outputs.bucket(),
+        config=None if config is None else _config_file(config),
     )
+
+
+def _config_file(path: Path) -> ConfigFile:
+    """Return the file as this version reads it at its start."""
+    try:
+        providers = load_operating(path).providers
+        for name, one in providers.items():
+            require_library(name, one)
+    except (SourceError, CannotStart) as error:
+        return ConfigFile(path=path, fault=str(error))
+    return ConfigFile(path=path, regions={name: one.regions for name, one in providers.items()})
 
 
 def _setup(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterable, Iterator
 
 import asyncssh
@@ -11,6 +12,7 @@ from controller import identity
 from controller.clouds.base import Cloud
 from controller.clouds.catalog import CannotKeep, Catalog
 from controller.daemon.options import CannotStart, Options
+from controller.lifecycle.machines.homes import homeless
 from controller.lifecycle.machines.model import Machine
 from controller.machines.manager import MachineSettings
 from controller.pipelines.performers.cluster import secret_of
@@ -27,21 +29,9 @@ from controller.store.errors import StoreError
 def require_providers(options: Options, snapshot: Snapshot) -> None:
     """Raise CannotStart when machines of a provider, or of one of its regions, live that the file
     does not name: nothing could end them."""
-    for machine in snapshot.machines:
-        if not machine.is_live:
-            continue
-        provider, region = machine.offer.provider, machine.offer.region
-        config = options.providers.get(provider)
-        if config is None:
-            missing, where = f"provider {provider}", "`providers`"
-        elif config.regions is not None and region not in config.regions:
-            missing, where = f"region {region} of provider {provider}", f"providers.{provider}"
-        else:
-            continue
-        raise CannotStart(
-            f"machine {machine.name} lives at {missing}, which --config does not "
-            f"name: put it back under {where}, until `fairlead machine list` is empty"
-        )
+    regions = {name: one.regions for name, one in options.providers.items()}
+    if (missing := homeless(regions, snapshot.machines)) is not None:
+        raise CannotStart(missing)
 
 
 class Catalogs:
@@ -98,6 +88,16 @@ def make_cloud(name: str, config: ProviderConfig, catalogs: Catalogs) -> Cloud:
         account=config.account,
         rate=config.rate,
     )
+
+
+def require_library(name: str, config: ProviderConfig) -> None:
+    """Raise CannotStart when the library of the provider's type is not there."""
+    if isinstance(config, AwsProvider):
+        with _library_of(name, "aws"):
+            importlib.import_module("controller.clouds.aws")
+    elif isinstance(config, GcpProvider):
+        with _library_of(name, "gcp"):
+            importlib.import_module("controller.clouds.gcp.cloud")
 
 
 @contextlib.contextmanager

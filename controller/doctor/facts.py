@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,15 @@ from controller.outputs.examination import BucketFacts
 from controller.store.examination import DatabaseFacts
 from controller.store.sql import Database
 from controller.tls import CertificateFiles
+
+
+class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller's file. `fault`: why a controller does not start with it, with the fix.
+    `regions`: those of its providers, by their names; None: the provider has no regions."""
+
+    path: Path
+    fault: str | None = None
+    regions: Mapping[str, Collection[str] | None] = {}
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +38,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """That of --logs-bucket."""
     outputs_bucket: Bucket | None = None
     """That of --outputs-bucket."""
+    config: ConfigFile | None = None
+    """That of --config."""
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from controller import __version__
 from controller.doctor.facts import Certificate, Facts
 from controller.following import MAX_CLOCK_DIFFERENCE, minor_steps
 from controller.identity import INSTALLATION_NAME
+from controller.lifecycle.machines.homes import homeless
 from controller.outputs.bucket import fingerprint_of
 from controller.store import schema
 from controller.store.base import Peer
@@ -31,7 +32,7 @@ def examine(facts: Facts) -> list[Finding]:
     """Return at least one finding of each check."""
     checks = (
         *(_folder, _keys, _database, _schema, _leader, _clock, _others, _addresses, _port, _tls),
-        *(_buckets, _value),
+        *(_buckets, _config, _value),
     )
     return [finding for check in checks for finding in check(facts)]
 
@@ -42,7 +43,9 @@ def upgrade(facts: Facts, version: str = __version__) -> list[Finding]:
     database = facts.database
     if database.why is not None:
         return list(_database(facts))
-    shared = (one for check in (_database, _keys, _clock, _buckets) for one in check(facts))
+    shared = (
+        one for check in (_database, _keys, _clock, _buckets, _config) for one in check(facts)
+    )
     wrong = [one for one in shared if one.level is FindingLevel.ERROR]
     return [*wrong, *_schema_step(database), *_versions(database, version), *_order(facts, version)]
 
@@ -321,6 +324,23 @@ def _buckets(facts: Facts) -> Iterator[Finding]:
         else:
             new = " and is new" if is_own and found.owner is None else ""
             yield ok("bucket", f"{named} can be written and read{new}")
+
+
+def _config(facts: Facts) -> Iterator[Finding]:
+    file = facts.setup.config
+    if file is not None and file.fault is not None:
+        yield bad("config", f"no controller starts with it: {file.fault}", f"edit {file.path}")
+        return
+    missing = homeless({} if file is None else file.regions, facts.database.machines)
+    if missing is not None:
+        fix = "name it in the file"
+        if file is None:
+            fix = "give the controller's --config, if it has one"
+        yield bad("config", f"no controller starts like this: {missing}", fix)
+    elif file is None:
+        yield ok("config", "none is named")
+    else:
+        yield ok("config", f"{file.path} can be used")
 
 
 def _value(facts: Facts) -> Iterator[Finding]:

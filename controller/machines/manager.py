@@ -136,8 +136,6 @@ class MachineManager:
             fleet=machine.fleet,
             offer=machine.offer,
             token=machine.token,
-            # From the record alone, so that each try of the order is equal.
-            max_price=None if machine.max_price is None else machine.max_price / machine.offer.rate,
             user_data=self._boot_data(machine),
         )
 

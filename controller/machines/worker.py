@@ -451,8 +451,10 @@ class Worker:
             # Credentials may change while they are used.
             is_same = before == await account_or_none(self._provider, self._cloud)
         except CloudError as error:
+            if str(error) != self.trouble:
+                # A provider that stays away is asked every few seconds.
+                log.warning("provider %s tells no list: %s", self._provider, error)
             self.trouble = str(error)
-            log.warning("provider %s tells no list: %s", self._provider, error)
             return None
         self.listed_at, self.trouble = self._clock.now(), None
         return _Listed(found, before if is_same else None)

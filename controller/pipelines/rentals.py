@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from controller.lifecycle.inventory import Fleet, Node, NodeAddress, Registration, Spending
 from controller.lifecycle.machines import life
 from controller.lifecycle.machines.life import InstanceKnown, MachineReport, Place, Surroundings
-from controller.lifecycle.machines.market import Market, Penalties, Purses, Supply
+from controller.lifecycle.machines.market import Market, Penalties, Purses, Supply, not_named
 from controller.lifecycle.machines.model import (
     Machine,
     MachineEnd,
@@ -65,13 +65,15 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
 
 class RentalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`pin` derives from a machine's id what its user-data will hold. `month_of` returns the start
-    of the month of a time (both Unix seconds)."""
+    of the month of a time (both Unix seconds). `providers`: their names in the controller's file;
+    None: it is not known which it has."""
 
     installation: str
     pin: Callable[[str], Pinned]
     new_id: Callable[[], str]
     month_of: Callable[[float], float]
     spending: Spending = Spending()
+    providers: frozenset[str] | None = None
 
 
 class GoneNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +159,11 @@ class Rentals:
         """Return why the fleet rents nothing at all, or never its least; None: it may, or that is
         not known."""
         provider = None if fleet.machines is None else fleet.machines.provider
-        if provider is None or (known := self._supplies.get(provider)) is None:
+        if provider is None:
+            return None
+        if (lacks := not_named(provider, self._settings.providers)) is not None:
+            return f"it rents nothing: {lacks}"
+        if (known := self._supplies.get(provider)) is None:
             return None
         return why_never(fleet, known.offers, known.unknown)
 
@@ -203,6 +209,7 @@ class Rentals:
             penalties=self.penalties,
             month_began=self._settings.month_of(now),
             spending=self._settings.spending,
+            providers=self._settings.providers,
         )
 
     def _demand(self, now: float) -> Demand:
@@ -476,7 +483,6 @@ class _Turn:
                 group=group,
                 leash=self._leash_of(order.fleet),
                 idle_duration=order.idle_duration,
-                max_price=order.max_price,
                 user=order.user,
                 run_id=order.run_id,
                 ordered_at=self._now,

@@ -23,12 +23,14 @@ from fairlead.configuration.convert import ConfigurationError, convert
 from fairlead.configuration.field import Field
 from fairlead.configuration.values.units import Size
 
+SPOT_MARGIN = 0.1
 _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d{1,2}")
 _IMAGE = re.compile(r"ami-[0-9a-f]{8,17}")
 _SUBNET = re.compile(r"subnet-[0-9a-f]{8,17}")
 _GROUP = re.compile(r"sg-[0-9a-f]{8,17}")
 _IMAGES = "the id of an image of Fairlead in this region, such as ami-0123456789abcdef0"
 _SUBNETS = "a mapping of availability zones to subnets, such as {eu-central-1a: subnet-0123abcd}"
+_MARGIN = "a number from 0 to 10, such as 0.1 for 10 %"
 _GROUPS = "a list of 1 to 5 ids, such as [sg-0123abcd]"
 
 
@@ -50,6 +52,7 @@ class _AwsFields(Fields, frozen=True, kw_only=True):
     address: Annotated[Literal["public", "private"], Field(ADDRESSES)] = "public"
     disk: Annotated[Size | None, Field(DISK)] = None
     prices: Annotated[dict[str, float], Field(PRICES)] = msgspec.field(default_factory=dict)
+    spot_margin: Annotated[float | None, Field(_MARGIN)] = None
     endpoint: Annotated[str | None, Field("the URL of an endpoint of EC2 in your own network")] = (
         None
     )
@@ -65,7 +68,8 @@ class AwsRegion(msgspec.Struct, frozen=True, kw_only=True):
 
 class AwsProvider(Priced, frozen=True, kw_only=True):
     """EC2 in some regions. `disk` in bytes; `prices` of an hour on demand, instead of the
-    catalog's."""
+    catalog's. `spot_margin`: how much more than its present price a spot machine may cost, as a
+    part of it."""
 
     regions: Mapping[str, AwsRegion]
     profile: str | None = None
@@ -74,6 +78,7 @@ class AwsProvider(Priced, frozen=True, kw_only=True):
     is_public: bool = True
     disk: int = 100 * GIB
     prices: Mapping[str, float] = {}
+    spot_margin: float = SPOT_MARGIN
     endpoint: str | None = None
 
 
@@ -96,8 +101,19 @@ def read_aws(within: str, data: dict[str, Any]) -> AwsProvider:
         is_public=written.address == "public",
         disk=disk,
         prices=written.prices,
+        spot_margin=_margin_of(within, written.spot_margin),
         endpoint=written.endpoint,
     )
+
+
+def _margin_of(within: str, margin: float | None) -> float:
+    """Raises ConfigurationError."""
+    if margin is None:
+        return SPOT_MARGIN
+    # NaN is in no range.
+    if not 0.0 <= margin <= 10.0:
+        raise ConfigurationError(f"{within}.spot_margin", f"is {margin:g}", _MARGIN)
+    return margin
 
 
 def _aws_region(field: str, name: str, data: dict[str, Any]) -> AwsRegion:

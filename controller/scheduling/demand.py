@@ -67,14 +67,12 @@ MAX_TRIES = 25
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """One machine to order. `group`: equal for the machines of one gang. `idle_duration`: that of
-    the run that it is for. `max_price`: the least of its fleet's and that run's, None: there is no
-    limit. `user` and `run_id` None: its fleet keeps it."""
+    the run that it is for. `user` and `run_id` None: its fleet keeps it."""
 
     fleet: str
     offer: Offer
     group: int | None = None
     idle_duration: float | None = None
-    max_price: float | None = None
     user: str | None = None
     run_id: str | None = None
 
@@ -388,6 +386,8 @@ class _Look:
     def _fitting(self, fleet: Fleet, need: Need | None) -> list[Offer] | MachineReason:
         """Return the offers that the fleet allows and that could hold the need."""
         policy = _policy(fleet)
+        if (lacks := market.not_named(policy.provider, self._shop.providers)) is not None:
+            return NoOffer(fleet=fleet.name, lacks=lacks)
         if policy.provider not in self._shop.offers:
             detail = self._shop.away.get(policy.provider, "its offers are not known yet")
             return ProviderAway(fleet=fleet.name, provider=policy.provider, detail=detail)
@@ -582,7 +582,6 @@ class _Look:
                 offer=one,
                 group=group,
                 idle_duration=None if unit is None else _idle_duration(unit),
-                max_price=_max_price(_policy(fleet), unit),
                 user=user,
                 run_id=None if unit is None else unit.run.id,
             )
@@ -688,13 +687,6 @@ def _is_for(need: Need | None, offer: Offer) -> bool:
 def _idle_duration(unit: Unit) -> float | None:
     """Return the shortest `idle_duration` of the unit's jobs; None: none has one."""
     asked = (member.job.spec.rent.idle_duration for member in unit.members)
-    return min((one for one in asked if one is not None), default=None)
-
-
-def _max_price(policy: MachinesPolicy, unit: Unit | None) -> float | None:
-    """Return the most that an hour of the machine may cost; None: nothing limits it."""
-    jobs = () if unit is None else unit.members
-    asked = (policy.max_price, *(member.job.spec.rent.max_price for member in jobs))
     return min((one for one in asked if one is not None), default=None)
 
 

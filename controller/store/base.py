@@ -61,10 +61,10 @@ class Store(Protocol):
         """Return events, oldest first; `run` is the id of a run."""
 
     async def attempts_on(
-        self, node_id: str, *, since: float, limit: int = 1000
+        self, node_ids: Collection[str], *, since: float, limit: int = 1000
     ) -> list[tuple[str, Attempt]]:
-        """Return the attempts that the node had at this Unix time or later, the newest first, each
-        with the id of its run."""
+        """Return the attempts that these nodes had at this Unix time or later, the newest first,
+        each with the id of its run."""
 
     async def attempts(self, run_id: str, query: AttemptQuery) -> list[Attempt]:
         """Return the stored attempts of this run, oldest first; `job` is the id of a job, and none

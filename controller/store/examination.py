@@ -10,11 +10,13 @@ from typing import Literal
 import msgspec
 import sqlalchemy as sa
 
+from controller.lifecycle.machines.model import Machine, MachineStatus
 from controller.store import schema
 from controller.store.base import Sight
 from controller.store.lease import LEASE_NAME
 from controller.store.peers import LEADING_LOCK, is_pooled, sight_of
-from controller.store.schema import leases
+from controller.store.rows import MACHINE
+from controller.store.schema import leases, machines
 from controller.store.sessions import Session
 from controller.store.sql import Database
 from controller.store.sql_errors import sentence
@@ -48,6 +50,8 @@ class DatabaseFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds; None: nobody ever had the lease."""
     is_locked: bool = False
     """A session has the leader's lock."""
+    machines: tuple[Machine, ...] = ()
+    """Those that live at their providers."""
     sight: Sight | None = None
     """The controllers that share it; None: the schema is older than that."""
 
@@ -61,6 +65,7 @@ def sqlite_facts(database: Database) -> DatabaseFacts:
             version = schema.version(connection)
             taken = time.monotonic() - began
             installation = schema.installation_of(connection)
+            machines = _live_machines(connection)
             # Without comparing indexes with their tables, which takes much longer (SQLite's pragma
             # page).
             problem = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
@@ -70,7 +75,13 @@ def sqlite_facts(database: Database) -> DatabaseFacts:
         database.leave()
     if problem != "ok":
         return DatabaseFacts(kind="sqlite", why=f"the file is damaged: {problem}")
-    return DatabaseFacts(kind="sqlite", seconds=taken, schema=version, installation=installation)
+    return DatabaseFacts(
+        kind="sqlite",
+        seconds=taken,
+        schema=version,
+        installation=installation,
+        machines=machines,
+    )
 
 
 def postgresql_facts(
@@ -126,8 +137,18 @@ def _postgresql(connection: sa.Connection, own_time: Callable[[], float]) -> Dat
         clock_offset=(began + ended) / 2 - row.now,
         schema=version,
         installation=schema.installation_of(connection),
+        machines=_live_machines(connection),
         holder=None if lease is None else lease.holder,
         lease_left=None if lease is None else lease.expires_at - row.now,
         is_locked=connection.execute(locked, {"key": LEADING_LOCK}).scalar_one() > 0,
         sight=sight_of(connection) if (version or "") >= schema.CONTROLLERS_SINCE else None,
     )
+
+
+def _live_machines(connection: sa.Connection) -> tuple[Machine, ...]:
+    # A database of before machines were rented has no such table.
+    if not sa.inspect(connection).has_table(machines.name):
+        return ()
+    live = machines.c.status != MachineStatus.TERMINATED
+    rows = connection.execute(sa.select(machines).where(live)).mappings()
+    return tuple(MACHINE.value(row) for row in rows)

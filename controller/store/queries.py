@@ -465,10 +465,11 @@ def _of_its_incarnation(name: str, dialect: str) -> sa.ColumnElement[str]:
 
 
 def attempts_on(
-    connection: sa.Connection, node_id: str, since: float, limit: int
+    connection: sa.Connection, node_ids: Collection[str], since: float, limit: int
 ) -> list[tuple[str, Attempt]]:
     finished = _attempts.finished_at
-    wanted = (_attempts.node_id == storable(node_id)) & ((finished >= since) | finished.is_(None))
+    there = _attempts.node_id.in_([storable(one) for one in node_ids])
+    wanted = there & ((finished >= since) | finished.is_(None))
     query = sa.select(schema.attempts).where(wanted)
     query = query.order_by(_attempts.submitted_at.desc(), _attempts.id.desc()).limit(limit)
     rows = connection.execute(query).mappings()

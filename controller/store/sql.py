@@ -280,10 +280,10 @@ class SqlStore:
         return await self._read(lambda connection: queries.events(connection, query))
 
     async def attempts_on(
-        self, node_id: str, *, since: float, limit: int = 1000
+        self, node_ids: Collection[str], *, since: float, limit: int = 1000
     ) -> list[tuple[str, Attempt]]:
         return await self._read(
-            lambda connection: queries.attempts_on(connection, node_id, since, limit)
+            lambda connection: queries.attempts_on(connection, node_ids, since, limit)
         )
 
     async def attempts(self, run_id: str, query: AttemptQuery) -> list[Attempt]:

@@ -19,14 +19,15 @@ class CostPeriod(StrEnum):
     """Into what costs are split."""
 
     DAY = "day"
+    MONTH = "month"
 
 
 class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of some hours of machines, in the currency of the installation.
 
     A field by which it is not summed up is null, and so is the user of machines that their fleet
-    kept without a run. `run` is the id. `day`: such as 2026-01-31, in UTC; null unless it is asked
-    for each day.
+    kept without a run. `run` is the id. `day`: such as 2026-01-31, and `month`: such as
+    2026-01, in UTC; null unless it is asked for each of them.
     """
 
     user: str | None
@@ -36,3 +37,9 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     hours: float
     cost: float
     day: str | None = None
+    month: str | None = None
+
+    @property
+    def period(self) -> str | None:
+        """Return the day or month of the row; None: it is of the whole time."""
+        return self.day or self.month

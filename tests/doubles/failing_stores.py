@@ -43,9 +43,9 @@ class _Around:
         return await self._inner.events(query)
 
     async def attempts_on(
-        self, node_id: str, *, since: float, limit: int = 1000
+        self, node_ids: Collection[str], *, since: float, limit: int = 1000
     ) -> list[tuple[str, Attempt]]:
-        return await self._inner.attempts_on(node_id, since=since, limit=limit)
+        return await self._inner.attempts_on(node_ids, since=since, limit=limit)
 
     async def peers(self) -> Sight | None:
         return await self._inner.peers()

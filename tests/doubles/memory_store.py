@@ -374,12 +374,12 @@ class MemoryStore:
                     yield state.run.id, attempt
 
     async def attempts_on(
-        self, node_id: str, *, since: float, limit: int = 1000
+        self, node_ids: Collection[str], *, since: float, limit: int = 1000
     ) -> list[tuple[str, Attempt]]:
         found = [
             (run_id, one)
             for run_id, one in self._attempts()
-            if one.node_id == node_id and (one.finished_at is None or one.finished_at >= since)
+            if one.node_id in node_ids and (one.finished_at is None or one.finished_at >= since)
         ]
         found.sort(key=lambda pair: (pair[1].submitted_at, pair[1].id), reverse=True)
         return found[:limit]

@@ -7,12 +7,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Protocol
 from urllib.parse import parse_qsl, urlencode
 
 import aiohttp
@@ -38,6 +40,13 @@ _ADDRESS = re.compile(
     rb"<(ipAddress|privateIpAddress|publicIp)>[0-9]+[.][0-9]+[.]([0-9]+)[.]([0-9]+)</\1>"
 )
 _INSTANCE = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
+_HISTORY = (
+    '<DescribeSpotPriceHistoryResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">'
+    "<requestId>front</requestId><spotPriceHistorySet>{items}</spotPriceHistorySet>"
+    "</DescribeSpotPriceHistoryResponse>"
+)
+_SPOT = "DescribeSpotPriceHistory"
+_VERSION = "2016-11-15"
 _NEW = "RunInstances"
 _LIST = "DescribeInstances"
 _END = "TerminateInstances"
@@ -49,6 +58,19 @@ class Failure(msgspec.Struct, frozen=True):
     status: int = 400
 
 
+class Computers(Protocol):
+    """What boots for the machines of a front. It blocks."""
+
+    def boot(self, instance: str, address: str, wish: Mapping[str, str]) -> None:
+        """Turn on a computer for these parameters of RunInstances. It is reached at `address`."""
+
+    def end(self, instance: str) -> None:
+        """Cut its power, and keep nothing of it."""
+
+    def powered_off(self) -> frozenset[str]:
+        """Return the machines that have turned themselves off, and that nobody has ended."""
+
+
 class _Made(msgspec.Struct, frozen=True):
     """The answer to a token, and what it came with."""
 
@@ -58,9 +80,10 @@ class _Made(msgspec.Struct, frozen=True):
 
 
 class Ec2Front:
-    """`calls` counts requests by action and region."""
+    """`calls` counts requests by action and region. `computers`: what its machines are; without
+    any they are records."""
 
-    def __init__(self, moto: str) -> None:
+    def __init__(self, moto: str, computers: Computers | None = None) -> None:
         self.url = ""
         self.calls: Counter[tuple[str, str]] = Counter()
         self.wishes: list[dict[str, str]] = []
@@ -81,7 +104,11 @@ class Ec2Front:
         """The quotas of the account, by their codes."""
         self.prices: dict[str, dict[str, float]] | None = {}
         """The price list by region and type; None: it is refused."""
+        self.spot_prices: dict[str, float] = {}
+        """The present price of a spot machine by type in each of `zones`; none: moto's."""
+        self.zones: tuple[str, ...] = ()
         self._moto = moto
+        self._computers = computers
         self._tokens: dict[str, _Made] = {}
         self._ended: set[str] = set()
 
@@ -106,6 +133,8 @@ class Ec2Front:
         self.times.append((time.monotonic(), action, status))
         if action == _END and status == web.HTTPOk.status_code:
             self._ended.add(wish["InstanceId.1"])
+            if self._computers is not None:
+                await asyncio.to_thread(self._computers.end, wish["InstanceId.1"])
         if action in self.loses:
             self.loses.remove(action)
             # None: the controller that asked was killed meanwhile.
@@ -151,6 +180,8 @@ class Ec2Front:
                 return _error(Failure("IdempotentParameterMismatch", "the token is known"))
             if made.instance in self._ended:
                 return _error(Failure("IdempotentInstanceTerminated", "it has ended"))
+        if action == _SPOT and self.spot_prices:
+            return self._spot_history()
         if action == _LIST and self.hides:
             return web.Response(text=_EMPTY, content_type="text/xml")
         if action == _END and self.hides:
@@ -163,12 +194,34 @@ class Ec2Front:
             return _error(Failure("InternalError", "an internal error has occurred", 500))
         return None
 
+    def _spot_history(self) -> web.Response:
+        items = "".join(
+            f"<item><instanceType>{name}</instanceType><spotPrice>{price:.6f}</spotPrice>"
+            f"<availabilityZone>{zone}</availabilityZone></item>"
+            for name, price in self.spot_prices.items()
+            for zone in self.zones
+        )
+        return web.Response(text=_HISTORY.format(items=items), content_type="text/xml")
+
     async def _forwarded(
         self, request: web.Request, action: str, wish: dict[str, str]
     ) -> tuple[int, bytes]:
         if action == _NEW and (made := self._tokens.get(wish["ClientToken"])) is not None:
             return 200, made.answer
-        asked = self._for_moto(action, wish)
+        if action == _LIST and self._computers is not None:
+            await self._end_those_that_are_off(request, self._computers)
+        status, content = await self._asked(request, self._for_moto(action, wish))
+        if action == _NEW and status == web.HTTPOk.status_code:
+            (found,) = _INSTANCE.findall(content)
+            instance = found.decode()
+            self._tokens[wish["ClientToken"]] = _Made(wish, content, instance)
+            if self._computers is not None:
+                address = _address_in(content)
+                await asyncio.to_thread(self._computers.boot, instance, address, wish)
+        return status, content
+
+    async def _asked(self, request: web.Request, wish: Mapping[str, str]) -> tuple[int, bytes]:
+        """Return moto's answer to the wish, in the region of the request."""
         headers = {
             name: value
             for name, value in request.headers.items()
@@ -176,13 +229,17 @@ class Ec2Front:
         }
         async with (
             aiohttp.ClientSession() as session,
-            session.post(self._moto, data=urlencode(asked), headers=headers) as answer,
+            session.post(self._moto, data=urlencode(wish), headers=headers) as answer,
         ):
-            status, content = answer.status, _at_loopback(await answer.read())
-        if action == _NEW and status == web.HTTPOk.status_code:
-            (instance,) = _INSTANCE.findall(content)
-            self._tokens[wish["ClientToken"]] = _Made(wish, content, instance.decode())
-        return status, content
+            return answer.status, _at_loopback(await answer.read())
+
+    async def _end_those_that_are_off(self, request: web.Request, computers: Computers) -> None:
+        """With `InstanceInitiatedShutdownBehavior: terminate` a machine ends with its power."""
+        for instance in await asyncio.to_thread(computers.powered_off):
+            wish = {"Action": _END, "Version": _VERSION, "InstanceId.1": instance}
+            await self._asked(request, wish)
+            self._ended.add(instance)
+            await asyncio.to_thread(computers.end, instance)
 
     def _for_moto(self, action: str, wish: dict[str, str]) -> dict[str, str]:
         if action != _LIST:
@@ -204,15 +261,22 @@ def _at_loopback(content: bytes) -> bytes:
     return _ADDRESS.sub(rb"<\1>127.77.\2.\3</\1>", content)
 
 
+def _address_in(content: bytes) -> str:
+    """Return the public address of the machine in the answer."""
+    found = re.search(rb"<ipAddress>([0-9.]+)</ipAddress>", content)
+    assert found is not None, content
+    return found.group(1).decode()
+
+
 def _error(failure: Failure) -> web.Response:
     text = _ERROR.format(code=failure.code, message=failure.message)
     return web.Response(status=failure.status, text=text, content_type="text/xml")
 
 
 @asynccontextmanager
-async def front_of(moto: str) -> AsyncIterator[Ec2Front]:
+async def front_of(moto: str, computers: Computers | None = None) -> AsyncIterator[Ec2Front]:
     """Serve a front in this event loop."""
-    front = Ec2Front(moto)
+    front = Ec2Front(moto, computers)
     app = web.Application()
     app.router.add_post("/", front.answer)
     runner = web.AppRunner(app, handler_cancellation=False)

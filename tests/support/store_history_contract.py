@@ -133,7 +133,7 @@ class HistoryContract(Opened):
         await store.commit(Changes(events=tuple(events)))
 
         async def ids(node: str, since: float = 0.0, limit: int = 9) -> list[tuple[str, str]]:
-            found = await store.attempts_on(node, since=since, limit=limit)
+            found = await store.attempts_on(node.split(), since=since, limit=limit)
             return [(run_id, one.id) for run_id, one in found]
 
         assert await ids("node1") == [
@@ -143,6 +143,8 @@ class HistoryContract(Opened):
         ]
         assert await ids("node1", since=150.5) == [("first", "first-attempt-1")]
         assert await ids("other") == [("second", "second-attempt-1")]
+        assert len(await ids("node1 other nowhere")) == 4
+        assert await ids("") == []
         assert len(await ids("node1", limit=1)) == 1
         there = await store.events(EventQuery(node_id="node1"))
         assert [one.event.attempt_id for one in there] == ["first-attempt-0", "second-attempt-0"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,14 @@ import msgspec
 import pytest
 
 from controller.doctor import findings, gathering
-from controller.doctor.facts import Certificate, Facts, Setup
+from controller.doctor.facts import Certificate, ConfigFile, Facts, Setup
+from controller.lifecycle.machines.model import Machine, MachineStatus, Offer
 from controller.outputs.bucket import Bucket, fingerprint_of
 from controller.outputs.examination import BucketFacts
 from controller.store import schema
-from controller.store.base import BEFORE_BUCKET, Peer, Sight
+from controller.store.base import BEFORE_BUCKET, Changes, Peer, Sight
 from controller.store.examination import DatabaseFacts
+from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
 from controller.tls import CertificateFiles
 from fairlead.cli.main import run
@@ -55,6 +59,16 @@ GOOD_DATABASE = DatabaseFacts(
     is_locked=True,
     sight=sight(peer(URL), peer(OTHER)),
 )
+MACHINE = Machine(
+    id="m1",
+    name="burst-1",
+    fleet="burst",
+    offer=Offer(
+        provider="aws-eu", instance_type="small", region="eu-1", price=1.0, cpu=1, memory=1, disk=1
+    ),
+    token="token",
+    ordered_at=1.0,
+)
 BUCKET = BucketFacts(bucket=Bucket(name="ours"), option="--bucket")
 GOOD = Facts(
     setup=setup(bucket=BUCKET.bucket),
@@ -87,7 +101,7 @@ def test_a_healthy_controller_is_told_so_in_each_check() -> None:
     checks = {one.check for one in found}
     assert checks == {
         *("disk", "keys", "database", "schema", "leader", "clock", "others", "address", "port"),
-        *("tls", "bucket", "value"),
+        *("tls", "bucket", "config", "value"),
     }
 
 
@@ -216,6 +230,24 @@ def test_an_upgrade_is_possible_in_the_right_order() -> None:
         (of_database(why="refused"), NEWER, "error database: it cannot be used: refused"),
         (of_database(encoding="LATIN1"), NEWER, "error database: its encoding is LATIN1"),
         (of_database(clock_offset=3600.0), NEWER, "error clock: this machine's clock is 3600.0 s"),
+        (
+            changed(setup=setup(config=ConfigFile(path=Path("/c.yaml"), fault="no rate"))),
+            NEWER,
+            "error config: no controller starts with it: no rate",
+        ),
+        (
+            of_database(machines=(MACHINE,)),
+            NEWER,
+            "error config: no controller starts like this: machine burst-1 lives at provider aws",
+        ),
+        (
+            msgspec.structs.replace(
+                of_database(machines=(MACHINE,)),
+                setup=setup(config=ConfigFile(path=Path("/c.yaml"), regions={"aws-eu": ("x",)})),
+            ),
+            NEWER,
+            "error config: no controller starts like this: machine burst-1 lives at region eu-1",
+        ),
         (changed(keys="x"), NEWER, "error keys: they are not those of https://c2.example:8700"),
         (
             changed(buckets=(msgspec.structs.replace(BUCKET, owner="theirs"),)),
@@ -249,6 +281,64 @@ def test_the_command_looks_at_a_folder_with_sqlite(
     (tmp_path / "key").write_text("no key")
     assert run(["controller", "upgrade-check", *data, "--secrets-key-file", f"{tmp_path}/key"]) == 1
     assert "error    keys" in capfd.readouterr().out
+
+
+AWS = {
+    "type": "aws",
+    "regions": {
+        "eu-central-1": {
+            "image": "ami-0123456789abcdef0",
+            "subnets": {"eu-central-1a": "subnet-0123456789abcdef0"},
+            "security_groups": ["sg-0123456789abcdef0"],
+        }
+    },
+}
+PROGRAM = {"type": "exec", "command": ["/bin/true"]}
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ({"providers": {"a": AWS, "b": {**PROGRAM, "currency": "EUR"}}}, "(a in USD, b in EUR)"),
+        ({"providers": {"a": AWS, "b": {**PROGRAM, "price": 1}}}, "providers.b.price"),
+        ({"budgets": {}}, "budgets"),
+    ],
+)
+def test_a_file_with_which_no_controller_starts_is_found_before_an_upgrade(
+    written: dict[str, Any], told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert upgrade_check(tmp_path, written) == 1
+    shown = capfd.readouterr().out
+    assert "error    config" in shown
+    assert told in shown
+
+
+def test_a_file_with_a_rate_can_be_used(tmp_path: Path) -> None:
+    euros = {**PROGRAM, "currency": "EUR", "rate": 1.1}
+    assert upgrade_check(tmp_path, {"currency": "USD", "providers": {"b": euros}}) == 0
+
+
+def upgrade_check(folder: Path, written: dict[str, Any]) -> int:
+    file = folder / "controller.yaml"
+    file.write_text(json.dumps(written))
+    data = str(folder / "data")
+    return run(["controller", "upgrade-check", "--data", data, "--config", str(file)])
+
+
+def test_a_machine_that_lives_is_found_in_the_database(tmp_path: Path) -> None:
+    gone = msgspec.structs.replace(
+        MACHINE, id="m0", status=MachineStatus.TERMINATED, terminated_at=2.0
+    )
+    asyncio.run(_keep(tmp_path, MACHINE, gone))
+    facts = gathering.gather_shared(setup(tmp_path))
+    assert facts.database.machines == (MACHINE,)
+
+
+async def _keep(folder: Path, *machines: Machine) -> None:
+    store = SqlStore(SqliteDatabase(folder))
+    await store.open()
+    await store.commit(Changes(machines={one.id: one for one in machines}))
+    await store.close()
 
 
 def test_a_file_that_is_no_database_is_found(

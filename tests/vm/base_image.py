@@ -33,7 +33,7 @@ _CLOUD = """\
 # A locale takes minutes to make on an emulated processor, and so do keys of RSA.
 locale: false
 ssh_genkeytypes: [ed25519]
-datasource_list: [NoCloud]
+datasource_list: [Ec2, NoCloud]
 apt: {preserve_sources_list: true}
 """
 _BOOT = """\
@@ -44,7 +44,7 @@ LABEL linux
   APPEND root=LABEL=system ro console=ttyS0,115200 systemd.show_status=false
 """
 _ROOT_SECONDS = 1800.0
-_START = 1 << 20
+FIRST_PARTITION = 1 << 20
 """Bytes before the one partition."""
 _SIZE = 2 << 30
 _OLD_LOADER = "^64bit,^metadata_csum,^metadata_csum_seed,^orphan_file"
@@ -114,7 +114,9 @@ def _make_disk(root: Path, raw: Path) -> None:
         "-d",
         root,
     ]
-    run([*filesystem, "-E", f"offset={_START}", raw, f"{(_SIZE - _START) >> 10}k"])
+    run(
+        [*filesystem, "-E", f"offset={FIRST_PARTITION}", raw, f"{(_SIZE - FIRST_PARTITION) >> 10}k"]
+    )
     with _mounted(raw) as folder:
         run(["extlinux", "--install", folder / "boot/extlinux"])
 
@@ -123,7 +125,7 @@ def _make_disk(root: Path, raw: Path) -> None:
 def _mounted(raw: Path) -> Iterator[Path]:
     folder = raw.with_name("mounted")
     folder.mkdir()
-    run(["mount", "-o", f"loop,offset={_START}", raw, folder])
+    run(["mount", "-o", f"loop,offset={FIRST_PARTITION}", raw, folder])
     try:
         yield folder
     finally:

@@ -22,12 +22,23 @@ from tests.support.images import busybox_root
 from tests.support.processes import ControllerProcess
 from tests.support.ssh_daemon import CHECKOUT, free_port
 from tests.support.waiting import wait_until
-from tests.vm.base_image import base_image
+from tests.vm.base_image import FIRST_PARTITION, base_image
 from tests.vm.jobs import IMAGE, Jobs
 from tests.vm.machine import BOOT_SECONDS, CLUSTER, VirtualMachine, accelerator, node_data
 
 KEPT = CHECKOUT / ".build/vm"
 _BUILD_SECONDS = 2400.0
+_LOAD = f"""\
+[Unit]
+After=docker.service
+Requires=docker.service
+Before=fairlead-shim.service
+[Service]
+Type=oneshot
+ExecStart=/usr/bin/docker import /srv/busybox.tar {IMAGE}
+[Install]
+WantedBy=multi-user.target
+"""
 
 
 class Figures:
@@ -102,6 +113,29 @@ def image(base: Path, archive: Path, accel: str, figures: Figures) -> Path:
         shutil.rmtree(KEPT / f".{key}")
     figures.note("bytes of the image", kept.stat().st_size)
     return kept
+
+
+@pytest.fixture(scope="session")
+def image_with_busybox(image: Path, vm_folder: Path) -> Path:
+    """The image with what jobs run in, for rented machines: nobody logs in to one, and it reaches
+    no registry."""
+    made = vm_folder / "node.qcow2"
+    raw, mounted = made.with_suffix(".raw"), made.with_suffix(".mounted")
+    run(["qemu-img", "convert", "-O", "raw", image, raw])
+    mounted.mkdir()
+    run(["mount", "-o", f"loop,offset={FIRST_PARTITION}", raw, mounted])
+    try:
+        root = busybox_root(made.with_suffix(".root"))
+        run(["tar", "-C", root, "-cf", mounted / "srv/busybox.tar", "."])
+        units = mounted / "etc/systemd/system"
+        (units / "busybox.service").write_text(_LOAD)
+        (units / "multi-user.target.wants/busybox.service").symlink_to("../busybox.service")
+    finally:
+        run(["umount", mounted])
+    run(["qemu-img", "convert", "-O", "qcow2", raw, made])
+    raw.unlink()
+    made.chmod(0o644)
+    return made
 
 
 def _digest(content: bytes) -> str:

@@ -82,6 +82,16 @@ def node_data(public_key: str) -> str:
     return admin_data(public_key) + _PRIVILEGED
 
 
+def hardware(accel: str, disk: Path, console: Path, memory: int = 1536) -> list[str | Path]:
+    """Return the command line of a machine that has no network yet; `memory` in MiB."""
+    argv: list[str | Path] = ["qemu-system-x86_64", "-nodefaults", "-display", "none"]
+    argv += ["-machine", "pc", "-accel", f"{accel},thread=multi" if accel == "tcg" else accel]
+    argv += ["-cpu", "max", "-smp", "2", "-m", str(memory), "-serial", f"file:{console}"]
+    argv += ["-drive", f"file={disk},if=virtio,format=qcow2,cache=unsafe"]
+    argv += ["-object", "rng-random,id=rng,filename=/dev/urandom"]
+    return [*argv, "-device", "virtio-rng,rng=rng"]
+
+
 class VirtualMachine:
     """`number` is its place in the cluster's network. `identity` is the admin's private key."""
 
@@ -99,22 +109,13 @@ class VirtualMachine:
         disk = folder / "disk.qcow2"
         run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", image, disk, "16G"])
         forward = f"hostfwd=tcp:127.0.0.1:{self.port}-:22"
-        argv: list[str | Path] = ["qemu-system-x86_64", "-nodefaults", "-display", "none"]
-        argv += ["-machine", "pc", "-accel", f"{accel},thread=multi" if accel == "tcg" else accel]
-        argv += ["-cpu", "max", "-smp", "2", "-m", "1536", "-serial", f"file:{self.console}"]
-        argv += ["-drive", f"file={disk},if=virtio,format=qcow2,cache=unsafe"]
+        argv = hardware(accel, disk, self.console)
         argv += ["-drive", f"file={folder}/seed.img,if=virtio,format=raw,readonly=on"]
         argv += ["-netdev", f"user,id=outside,restrict=on,{forward}"]
         argv += ["-device", f"virtio-net,netdev=outside,mac={self._mac(1)}"]
         shared = f"mcast=230.0.0.77:{cluster},localaddr=127.0.0.1"
         argv += ["-netdev", f"socket,id=cluster,{shared}"]
         argv += ["-device", f"virtio-net,netdev=cluster,mac={self._mac(2)}"]
-        argv += [
-            "-object",
-            "rng-random,id=rng,filename=/dev/urandom",
-            "-device",
-            "virtio-rng,rng=rng",
-        ]
         self._daemon = Daemon(argv, folder / "qemu.log", outlasts_tests=True)
 
     def boot(self, user_data: str) -> None:

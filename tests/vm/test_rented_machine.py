@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.daemons import end_processes_that_mention, run
-from tests.support.images import busybox_root
+from tests.support.daemons import end_processes_that_mention
 from tests.support.processes import ControllerProcess
 from tests.support.waiting import wait_until
 from tests.vm.conftest import Figures
-from tests.vm.jobs import IMAGE, Jobs
+from tests.vm.jobs import Jobs
 from tests.vm.machine import BOOT_SECONDS
 
 FLEET = """\
@@ -24,57 +23,25 @@ name: burst
 machines: {provider: here, nodes: 0..1, idle_duration: 10s, boot_limit: 40m}
 budget: {per_hour: 1}
 """
-_FIRST_PARTITION = 1 << 20
-"""Bytes; as `base_image` makes the disk."""
-_LOAD = f"""\
-[Unit]
-After=docker.service
-Requires=docker.service
-Before=fairlead-shim.service
-[Service]
-Type=oneshot
-ExecStart=/usr/bin/docker import /srv/busybox.tar {IMAGE}
-[Install]
-WantedBy=multi-user.target
-"""
 
 
 @pytest.fixture
-def rented(image: Path, vm_folder: Path) -> Iterator[Path]:
+def rented(image_with_busybox: Path, vm_folder: Path) -> Iterator[Path]:
     """The folder of the machines; their account may read the image."""
     folder = vm_folder / "rented"
     folder.mkdir(mode=0o711)
     vm_folder.chmod(0o711)
-    _with_busybox(image, vm_folder / "node.qcow2")
     yield folder
     end_processes_that_mention(f"{folder}/")
 
 
-def _with_busybox(image: Path, made: Path) -> None:
-    """Make an image that has what jobs run in: nobody logs in to a rented machine, and it reaches
-    no registry."""
-    raw, mounted = made.with_suffix(".raw"), made.with_suffix(".mounted")
-    run(["qemu-img", "convert", "-O", "raw", image, raw])
-    mounted.mkdir()
-    run(["mount", "-o", f"loop,offset={_FIRST_PARTITION}", raw, mounted])
-    try:
-        root = busybox_root(made.with_suffix(".root"))
-        run(["tar", "-C", root, "-cf", mounted / "srv/busybox.tar", "."])
-        units = mounted / "etc/systemd/system"
-        (units / "busybox.service").write_text(_LOAD)
-        (units / "multi-user.target.wants/busybox.service").symlink_to("../busybox.service")
-    finally:
-        run(["umount", mounted])
-    run(["qemu-img", "convert", "-O", "qcow2", raw, made])
-    raw.unlink()
-    made.chmod(0o644)
-
-
 @pytest.fixture
-def renting(rented: Path, accel: str, vm_folder: Path) -> Iterator[ControllerProcess]:
+def renting(
+    rented: Path, image_with_busybox: Path, accel: str, vm_folder: Path
+) -> Iterator[ControllerProcess]:
     provider = {
         "type": "qemu",
-        "image": str(vm_folder / "node.qcow2"),
+        "image": str(image_with_busybox),
         "folder": str(rented),
         "user": "nobody",
         "machines": 1,

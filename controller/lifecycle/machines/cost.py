@@ -7,12 +7,14 @@ machine was bought, and nobody for a machine that its fleet keeps.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
 
+from controller.clock import month_began
 from controller.lifecycle.machines.model import Machine
 
 _HOUR, _DAY = 3600.0, 86400.0
@@ -42,16 +44,17 @@ def shares(machine: Machine, stays: Iterable[Stay], start: float, end: float) ->
     return [_share(machine, run_id, part) for run_id, part in hours.items()]
 
 
-def shares_by_day(
-    machine: Machine, stays: Iterable[Stay], start: float, end: float
+def shares_by(
+    periods: Sequence[float], machine: Machine, stays: Iterable[Stay], start: float, end: float
 ) -> list[tuple[float, Share]]:
-    """Return what each run pays for each day, with the Unix time at which the day begins in UTC;
-    the days of a run together are its share."""
+    """Return what each run pays for each period, with the Unix time at which the period begins; the
+    periods of a run together are its share. `periods`: their beginnings, the first one not after
+    `start`."""
     hours: dict[tuple[float, str | None], float] = {}
-    for since, run_id, part in _parts(machine, stays, start, end, days_between(start, end)):
-        key = (day_began(since), run_id)
+    for since, run_id, part in _parts(machine, stays, start, end, periods):
+        key = (periods[bisect_right(periods, since) - 1], run_id)
         hours[key] = hours.get(key, 0.0) + part
-    return [(day, _share(machine, run_id, part)) for (day, run_id), part in hours.items()]
+    return [(began, _share(machine, run_id, part)) for (began, run_id), part in hours.items()]
 
 
 def shares_of_hour(
@@ -77,6 +80,14 @@ def days_between(start: float, end: float) -> list[float]:
     """Return the starts of the UTC days that have a part between two times, the oldest first."""
     first = day_began(start)
     return [first + day * _DAY for day in range(math.ceil((end - first) / _DAY))]
+
+
+def months_between(start: float, end: float) -> list[float]:
+    """Return the starts of the UTC months that have a part between two times, the oldest first."""
+    found = [month_began(end)]
+    while found[0] > start:
+        found.insert(0, month_began(found[0] - 1.0))
+    return found
 
 
 def _share(machine: Machine, run_id: str | None, hours: float) -> Share:

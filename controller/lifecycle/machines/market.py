@@ -119,6 +119,20 @@ class Market(msgspec.Struct, frozen=True, kw_only=True):
     month_began: float = 0.0
     """The start of the present month (Unix time)."""
     spending: Spending = Spending()
+    providers: frozenset[str] | None = None
+    """Those of the controller's file; None: it is not known which it has."""
+
+
+def not_named(provider: str, providers: frozenset[str] | None) -> str | None:
+    """Return what is wrong with a fleet's provider that the controller's file does not name, and
+    the fix; None: it names it. A file may lose a provider as soon as no machine of it lives."""
+    if providers is None or provider in providers:
+        return None
+    has = ", ".join(sorted(providers)) or "none"
+    return (
+        f"the controller's file names no provider {provider} (it has {has}): put it back there, or "
+        "apply the fleet with another one or with `machines: off`"
+    )
 
 
 def allowed(policy: MachinesPolicy, offers: Iterable[Offer]) -> list[Offer]:

@@ -38,7 +38,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     zone: str | None = None
     spot: bool = False
     price: float
-    """In the currency of the installation."""
+    """What budgets count, in the currency of the installation."""
     rate: float = 1.0
     """What 1 of the provider's currency was in that of the installation when it told the price."""
     cpu: float
@@ -59,6 +59,12 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     def place(self) -> tuple[str, str, str | None]:
         """Return the zone; the machines of one gang share it."""
         return self.provider, self.region, self.zone
+
+    @property
+    def bid(self) -> float | None:
+        """Return the most that an hour of a spot machine may cost, in the provider's currency: what
+        budgets count. None: its price is fixed."""
+        return self.price / self.rate if self.spot else None
 
     def words(self) -> str:
         """Return the offer as users read it."""
@@ -125,9 +131,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """The fleet's `leash` when it was ordered, in seconds: its user-data stays the same."""
     idle_duration: float | None = None
     """The `idle_duration` of the run that it was bought for, in seconds; None: it has none."""
-    max_price: float | None = None
-    """The most that its fleet, and the run that it was bought for, allowed at its order for a
-    machine and hour; None: neither has a limit."""
     closing: bool = False
     """It was found idle and is closed to placement; its shim has not confirmed yet."""
     ordered_at: float

@@ -9,7 +9,15 @@ import msgspec
 
 from controller.clock import Clock, iso, month_began
 from controller.lifecycle.inventory import Budget, Spending
-from controller.lifecycle.machines.cost import Share, Stay, shares, shares_by_day, shares_of_hour
+from controller.lifecycle.machines.cost import (
+    Share,
+    Stay,
+    days_between,
+    months_between,
+    shares,
+    shares_by,
+    shares_of_hour,
+)
 from controller.lifecycle.machines.model import Machine, cost_between
 from controller.lifecycle.model import Fleet
 from controller.pipelines.run_pipeline import RunPipeline
@@ -21,6 +29,11 @@ from fairlead.model.costs import CostKey, CostPeriod, CostRow
 from fairlead.model.spec import Role
 
 _MAX_STAYS = 10_000
+"""Of one machine."""
+_AT_ONCE = 500
+"""The machines of one question to the database."""
+PERIODS = {CostPeriod.DAY: days_between, CostPeriod.MONTH: months_between}
+"""What tells the beginnings of the periods between two times."""
 
 
 class CostService:
@@ -41,7 +54,7 @@ class CostService:
         per: CostPeriod | None = None,
     ) -> list[CostRow]:
         """Return what the machines have cost in the last `seconds`, the dearest first; with `per`
-        the oldest days first.
+        the oldest days or months first.
 
         Who is no admin sees what runs of his own have cost. Records of ended machines are kept
         for MACHINES_SECONDS. Raises StoreUnavailable.
@@ -50,9 +63,10 @@ class CostService:
         start = now - min(seconds, MACHINES_SECONDS)
         owners: dict[str | None, _Owner] = {None: _Owner()}
         found: dict[tuple[str | None, ...], CostRow] = {}
-        for machine in self._rented.all(with_ended=True):
-            stays = await self._stays(machine, start)
-            for day, share in _split(machine, stays, start, now, per):
+        machines = self._rented.all(with_ended=True)
+        stays = await self._stays(machines, start)
+        for machine in machines:
+            for period, share in _split(machine, stays.get(machine.id, ()), start, now, per):
                 if share.run_id not in owners:
                     owners[share.run_id] = await self._owner(share.run_id, machine)
                 owner = owners[share.run_id]
@@ -65,11 +79,12 @@ class CostService:
                     run_name=owner.run_name if CostKey.RUN in by else None,
                     hours=share.hours,
                     cost=share.cost,
-                    day=day,
+                    day=period if per is CostPeriod.DAY else None,
+                    month=period if per is CostPeriod.MONTH else None,
                 )
-                key = (row.day, row.user, row.fleet, row.run)
+                key = (period, row.user, row.fleet, row.run)
                 found[key] = row if key not in found else _sum(found[key], row)
-        return sorted(found.values(), key=lambda one: (one.day or "", -one.cost))
+        return sorted(found.values(), key=lambda one: (one.period or "", -one.cost))
 
     async def per_hour(self, user: User) -> float:
         """Return what is spent now for an hour; for who is no admin, by runs of his own.
@@ -77,8 +92,10 @@ class CostService:
         Raises StoreUnavailable.
         """
         is_admin, now, cost = user.role is Role.ADMIN, self._clock.now(), 0.0
-        for machine in self._rented.all():
-            for run_id, part in shares_of_hour(machine, await self._stays(machine, now), now):
+        machines = self._rented.all()
+        stays = await self._stays(machines, now)
+        for machine in machines:
+            for run_id, part in shares_of_hour(machine, stays.get(machine.id, ()), now):
                 if is_admin or (await self._owner(run_id, machine)).user == user.name:
                     cost += part
         return cost
@@ -98,15 +115,18 @@ class CostService:
             return [one for one in found if (one.owner, one.name) == ("user", user.name)]
         return found
 
-    async def _stays(self, machine: Machine, start: float) -> list[Stay]:
-        if machine.joined_at is None:
-            return []
-        attempts = await self._store.attempts_on(machine.id, since=start, limit=_MAX_STAYS)
-        return [
-            Stay(run_id=run_id, start=attempt.provisioned_at, end=attempt.finished_at)
-            for run_id, attempt in attempts
-            if attempt.provisioned_at is not None
-        ]
+    async def _stays(self, machines: Sequence[Machine], start: float) -> dict[str, list[Stay]]:
+        """Return who was on the machines since then, by the machine's id."""
+        joined = [one.id for one in machines if one.joined_at is not None]
+        found: dict[str, list[Stay]] = {}
+        for first in range(0, len(joined), _AT_ONCE):
+            some = joined[first : first + _AT_ONCE]
+            limit = _MAX_STAYS * len(some)
+            for run_id, one in await self._store.attempts_on(some, since=start, limit=limit):
+                if one.node_id is not None and one.provisioned_at is not None:
+                    stay = Stay(run_id=run_id, start=one.provisioned_at, end=one.finished_at)
+                    found.setdefault(one.node_id, []).append(stay)
+        return found
 
     async def _owner(self, run_id: str | None, machine: Machine) -> _Owner:
         """Return whose run it is; one that is forgotten has no name any more."""
@@ -164,12 +184,17 @@ class _Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _split(
-    machine: Machine, stays: list[Stay], start: float, end: float, per: CostPeriod | None
+    machine: Machine, stays: Sequence[Stay], start: float, end: float, per: CostPeriod | None
 ) -> list[tuple[str | None, Share]]:
     if per is None:
         return [(None, share) for share in shares(machine, stays, start, end)]
-    days = shares_by_day(machine, stays, start, end)
-    return [(iso(day)[: len("2026-01-31")], share) for day, share in days]
+    found = shares_by(PERIODS[per](start, end), machine, stays, start, end)
+    return [(period_name(began, per), share) for began, share in found]
+
+
+def period_name(began: float, per: CostPeriod) -> str:
+    """Return the day or month that begins at this Unix time, as costs name it."""
+    return iso(began)[: len("2026-01-31" if per is CostPeriod.DAY else "2026-01")]
 
 
 def _sum(one: CostRow, other: CostRow) -> CostRow:

@@ -59,7 +59,7 @@ class FaultService:
         if not broken:
             return []
         since = min(at or 0.0 for at in broken.values()) - AROUND_SECONDS
-        found = await self._store.attempts_on(node.id, since=since, limit=_MAX_READ)
+        found = await self._store.attempts_on([node.id], since=since, limit=_MAX_READ)
         hit = [
             (run_id, attempt, gpu)
             for run_id, attempt in found

@@ -11,6 +11,7 @@ from common.refusals import Conflict, Invalid, NotFound, Unavailable
 from controller.clock import Clock, month_began
 from controller.lifecycle.inventory import Budget, MachinesPolicy, Spot
 from controller.lifecycle.machines.life import Forgotten, can_be_forgotten
+from controller.lifecycle.machines.market import not_named
 from controller.lifecycle.machines.model import Machine, MachineStatus, cost_between
 from controller.lifecycle.machines.reconcile import Orphan
 from controller.lifecycle.model import Fleet
@@ -164,8 +165,11 @@ class RentedService:
 
     def why_never(self, fleet: Fleet) -> str | None:
         """Return why the fleet rents nothing at all, or never its least, as a sentence."""
-        rentals = self._pipeline.rentals
-        return None if rentals is None else rentals.why_never(fleet)
+        if (rentals := self._pipeline.rentals) is not None:
+            return rentals.why_never(fleet)
+        if fleet.machines is None:
+            return None
+        return f"it rents nothing: {not_named(fleet.machines.provider, frozenset())}"
 
     def cost_of(self, machine: Machine) -> float:
         """Return what the machine has cost so far."""

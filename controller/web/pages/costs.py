@@ -1,4 +1,5 @@
-"""The page of what rented machines have cost for each day, what they cost now, and the budgets."""
+"""The page of what rented machines have cost for each day or month, what they cost now, and the
+budgets."""
 
 from __future__ import annotations
 
@@ -9,12 +10,15 @@ import msgspec
 from common.refusals import Invalid
 from controller.api.machines.rented import list_costs
 from controller.clock import iso
-from controller.lifecycle.machines.cost import days_between
+from controller.service.machines.costs import PERIODS, period_name
+from controller.store.base import MACHINES_SECONDS
 from controller.web.page import Page, PageRoute, Visit
 from fairlead.documents.machines import BudgetView
 from fairlead.model.costs import CostKey, CostPeriod, CostRow
 from fairlead.queries import DEFAULT_SECONDS, CostsQuery
 
+_SECONDS = {CostPeriod.DAY: DEFAULT_SECONDS, CostPeriod.MONTH: MACHINES_SECONDS}
+"""How far back a page looks; ended machines are kept no longer."""
 _MAX_SHOWN = 5
 """Fleets, users or runs with a colour and a column of their own."""
 _STEP, _WIDTH, _HEIGHT = 20, 16, 120
@@ -27,7 +31,7 @@ _NOBODY = {
 
 
 class CostPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The piece of a day's bar that is one group's; `said` is the whole sentence."""
+    """The piece of a bar that is one group's; `said` is the whole sentence."""
 
     color: int
     x: int
@@ -36,20 +40,21 @@ class CostPart(msgspec.Struct, frozen=True, kw_only=True):
     said: str
 
 
-class CostDay(msgspec.Struct, frozen=True, kw_only=True):
-    """A day with the amount of each group, in the order of the groups."""
+class CostBar(msgspec.Struct, frozen=True, kw_only=True):
+    """A day or month with the amount of each group, in the order of the groups."""
 
-    day: str
+    period: str
     amounts: tuple[str, ...]
     total: str
     parts: tuple[CostPart, ...]
 
 
-class CostDays(msgspec.Struct, frozen=True, kw_only=True):
-    """The days, the oldest first, and the groups, the dearest first. `width`: of the picture."""
+class CostPeriods(msgspec.Struct, frozen=True, kw_only=True):
+    """The days or months, the oldest first, and the groups, the dearest first. `width`: of the
+    picture."""
 
     groups: tuple[str, ...]
-    days: tuple[CostDay, ...]
+    bars: tuple[CostBar, ...]
     sums: tuple[str, ...]
     total: str
     highest: str
@@ -67,31 +72,31 @@ class BudgetRow(msgspec.Struct, frozen=True, kw_only=True):
     month_remains: str
 
 
-def cost_days(rows: Sequence[CostRow], by: CostKey, days: Sequence[str]) -> CostDays:
-    """Return what each of these days has cost, by group; days without a row cost nothing."""
+def cost_periods(rows: Sequence[CostRow], by: CostKey, periods: Sequence[str]) -> CostPeriods:
+    """Return what each of these periods has cost, by group; those without a row cost nothing."""
     names, sums = _groups(rows, by)
     shown = tuple(sorted(sums, key=lambda key: -sums[key])[:_MAX_SHOWN])
     has_others = len(sums) > len(shown)
     amounts = {
-        day: [0.0] * (len(shown) + has_others)
-        for day in sorted({*days, *(row.day for row in rows if row.day is not None)})
+        period: [0.0] * (len(shown) + has_others)
+        for period in sorted({*periods, *(row.period for row in rows if row.period is not None)})
     }
     for row in rows:
         key = _key(row, by)
-        if row.day is not None:
-            amounts[row.day][shown.index(key) if key in shown else -1] += row.cost
+        if row.period is not None:
+            amounts[row.period][shown.index(key) if key in shown else -1] += row.cost
     highest = max((sum(one) for one in amounts.values()), default=0.0)
     groups = (*(names[key] for key in shown), *(["others"] if has_others else []))
-    return CostDays(
+    return CostPeriods(
         groups=groups,
-        days=tuple(
-            CostDay(
-                day=day,
-                amounts=tuple(money(one) for one in of_day),
-                total=money(sum(of_day)),
-                parts=_parts(day, number * _STEP, of_day, groups, highest),
+        bars=tuple(
+            CostBar(
+                period=period,
+                amounts=tuple(money(one) for one in parts),
+                total=money(sum(parts)),
+                parts=_parts(period, number * _STEP, parts, groups, highest),
             )
-            for number, (day, of_day) in enumerate(amounts.items())
+            for number, (period, parts) in enumerate(amounts.items())
         ),
         sums=tuple(money(sum(column)) for column in zip(*amounts.values(), strict=True)),
         total=money(sum(row.cost for row in rows)),
@@ -123,15 +128,15 @@ def _groups(
 
 
 def _parts(
-    day: str, x: int, amounts: Sequence[float], groups: Sequence[str], highest: float
+    period: str, x: int, amounts: Sequence[float], groups: Sequence[str], highest: float
 ) -> tuple[CostPart, ...]:
-    """Return the pieces of a day's bar, the dearest group's at the bottom."""
+    """Return the pieces of a bar, the dearest group's at the bottom."""
     found, top = [], float(_HEIGHT)
     for color, (amount, group) in enumerate(zip(amounts, groups, strict=True)):
         if amount:
             height = round(amount / highest * _HEIGHT, 2)
             top = round(top - height, 2)
-            said = f"{day}, {group}: {money(amount)}"
+            said = f"{period}, {group}: {money(amount)}"
             found.append(CostPart(color=color, x=x, y=top, height=height, said=said))
     return tuple(found)
 
@@ -160,10 +165,11 @@ def money(amount: float) -> str:
 
 
 async def show_costs(visit: Visit) -> Page:
-    by, now = _by(visit.query("by")), visit.service.clock.now()
-    query = CostsQuery(by=by.value, per=CostPeriod.DAY)
+    by, per, now = _by(visit.query("by")), _per(visit.query("per")), visit.service.clock.now()
+    seconds = _SECONDS[per]
+    query = CostsQuery(by=by.value, per=per, seconds=seconds)
     found = await list_costs(visit.as_call(query=query))
-    days = [iso(day)[: len("2026-01-31")] for day in days_between(now - DEFAULT_SECONDS, now)]
+    periods = [period_name(one, per) for one in PERIODS[per](now - seconds, now)]
     return Page(
         template="costs.html",
         title="Cost",
@@ -171,7 +177,10 @@ async def show_costs(visit: Visit) -> Page:
         context={
             "by": by.value,
             "keys": [CostKey.USER.value, CostKey.FLEET.value, CostKey.RUN.value],
-            "costs": cost_days(found.rows, by, days) if found.rows else None,
+            "per": per.value,
+            "pers": [one.value for one in CostPeriod],
+            "whole": f"{seconds / 86400.0:.0f} days",
+            "costs": cost_periods(found.rows, by, periods) if found.rows else None,
             "width": _WIDTH,
             "per_hour": money(found.per_hour),
             "budgets": [budget_row(one) for one in found.budgets],
@@ -186,6 +195,13 @@ def _by(text: str) -> CostKey:
         return CostKey(text or CostKey.FLEET)
     except ValueError:
         raise Invalid(f"{text!r} is none of {', '.join(CostKey)}", field="by") from None
+
+
+def _per(text: str) -> CostPeriod:
+    try:
+        return CostPeriod(text or CostPeriod.DAY)
+    except ValueError:
+        raise Invalid(f"{text!r} is none of {', '.join(CostPeriod)}", field="per") from None
 
 
 PAGES: tuple[PageRoute, ...] = (PageRoute(path="/cost", handler=show_costs),)

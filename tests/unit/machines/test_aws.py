@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from typing import Any
 
 import botocore.session
@@ -27,7 +25,7 @@ from controller.clouds.base import (
 from controller.lifecycle.machines.model import Offer
 from controller.provider_config.aws import AwsProvider, AwsRegion
 from tests.support.cloud_contract import CloudContract, ended, installation, order_of
-from tests.support.daemons import Daemon
+from tests.support.ec2_account import moto_server
 from tests.support.ec2_front import Ec2Front, Failure, front_of
 from tests.support.ssh_daemon import free_port
 
@@ -73,24 +71,14 @@ def _with_what_operators_make(url: str, region: str) -> AwsRegion:
 
 @pytest.fixture(scope="module")
 def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    daemon = Daemon(argv, tmp_path_factory.mktemp("ec2") / "moto.log", outlasts_tests=True)
-
-    def answers() -> bool:
-        with suppress(OSError), urllib.request.urlopen(f"{url}/moto-api/", timeout=30) as answer:
-            return bool(answer.status == 200)
-        return False
-
-    with pytest.MonkeyPatch.context() as patch:
+    with (
+        moto_server(tmp_path_factory.mktemp("ec2")) as url,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         for name, value in KEYS.items():
             patch.setenv(name, value)
         patch.setenv("AWS_ENDPOINT_URL_STS", url)
-        daemon.spawn()
-        daemon.wait_ready(answers)
         yield Account(url, {name: _with_what_operators_make(url, name) for name in (REGION, OTHER)})
-        daemon.kill9()
 
 
 class Ec2World:
@@ -140,15 +128,15 @@ async def test_a_spot_machine_has_the_most_that_it_may_cost(
     world: Ec2World, installation: str
 ) -> None:
     spot = msgspec.structs.replace(
-        order_of(world, installation), offer=_offer(REGION, spot=True), max_price=0.8 / 1.08
+        order_of(world, installation), offer=_offer(REGION, spot=True, rate=1.08)
     )
     made = await world.cloud.create(spot)
     assert await world.cloud.create(spot) == made
     first, again = world.front.wishes
-    assert first["InstanceMarketOptions.SpotOptions.MaxPrice"] == "0.740741"
+    assert first["InstanceMarketOptions.SpotOptions.MaxPrice"] == "0.931481"
     assert {**first, "Timestamp": ""} == {**again, "Timestamp": ""}
     on_demand = order_of(world, installation)
-    await world.cloud.create(msgspec.structs.replace(on_demand, max_price=0.8))
+    await world.cloud.create(on_demand)
     assert not any("Spot" in name for name in world.front.wishes[-1])
 
 
@@ -285,6 +273,45 @@ async def test_offers_have_the_zones_of_the_subnets_and_the_prices_of_today(
             assert one.price <= by_key[one.key.replace("/spot", "/on-demand")]
     await world.cloud.offers()
     assert world.front.calls["DescribeSpotPriceHistory", REGION] == 1
+
+
+@pytest.mark.parametrize(
+    ("present", "settings", "most"),
+    [
+        (0.5, {}, 0.55),
+        (0.5, {"spot_margin": 0.0}, 0.5),
+        (0.5, {"spot_margin": 0.5, "rate": 2.0}, 1.5),
+        (0.95, {}, 1.0),
+        (1.2, {}, 1.0),
+    ],
+)
+async def test_a_spot_machine_is_never_charged_more_than_budgets_count(
+    world: Ec2World,
+    account: Account,
+    installation: str,
+    present: float,
+    settings: dict[str, Any],
+    most: float,
+) -> None:
+    world.front.spot_prices, world.front.zones = {"g6.xlarge": present}, (f"{REGION}a",)
+    prices = {"g6.xlarge": 1.0}
+    config = AwsProvider(
+        regions=account.regions, endpoint=world.front.url, prices=prices, **settings
+    )
+    cloud = AwsCloud("aws-eu", config, describe_every=0.0, visible_after=0.0)
+    try:
+        (spot,) = [
+            one
+            for one in (await cloud.offers()).offers
+            if (one.instance_type, one.zone, one.spot) == ("g6.xlarge", f"{REGION}a", True)
+        ]
+        assert spot.price == pytest.approx(most)
+        order = msgspec.structs.replace(order_of(world, installation), offer=spot)
+        await cloud.create(order)
+        bid = float(world.front.wishes[-1]["InstanceMarketOptions.SpotOptions.MaxPrice"])
+        assert spot.price / spot.rate - 1e-6 < bid <= spot.price / spot.rate + 1e-12
+    finally:
+        await cloud.close()
 
 
 async def test_wrong_credentials_leave_no_offers(world: Ec2World) -> None:

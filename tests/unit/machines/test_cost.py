@@ -12,8 +12,9 @@ from controller.lifecycle.machines.cost import (
     Stay,
     day_began,
     days_between,
+    months_between,
     shares,
-    shares_by_day,
+    shares_by,
     shares_of_hour,
 )
 from controller.lifecycle.machines.model import Machine, MachineStatus, cost_between
@@ -63,7 +64,7 @@ def test_an_order_that_was_refused_costs_nothing() -> None:
 
 def days(one: Machine, *stays: Stay, start: float, end: float) -> dict[tuple[str, str], float]:
     """Return what each day costs each run, after a look whether it is the cost of the whole."""
-    found = shares_by_day(one, stays, start, end)
+    found = shares_by(days_between(start, end), one, stays, start, end)
     whole = {share.run_id: share.cost for share in shares(one, stays, start, end)}
     for run_id, cost in whole.items():
         of_days = sum(share.cost for _, share in found if share.run_id == run_id)
@@ -103,6 +104,20 @@ def test_each_day_has_24_hours_where_clocks_change() -> None:
         assert day_began(start + 23.9 * HOUR) == start
         one = machine(offer=offer(price=1.0), ordered_at=start)
         assert days(one, start=start, end=start + 24 * HOUR) == {(day, "-"): 24.0}
+
+
+def test_a_machine_that_ran_over_the_end_of_a_month_is_split() -> None:
+    ordered, ended = at("2025-12-31T22:00Z"), at("2026-02-01T01:00Z")
+    one = machine(offer=offer(price=1.0), run_id="r", ordered_at=ordered, terminated_at=ended)
+    start, end = at("2025-12-31T23:00Z"), at("2026-02-15T00:00Z")
+    months = months_between(start, end)
+    assert [iso(month)[:10] for month in months] == ["2025-12-01", "2026-01-01", "2026-02-01"]
+    found = shares_by(months, one, [], start, end)
+    assert [(iso(month)[:7], share.cost) for month, share in found] == [
+        ("2025-12", 1.0),
+        ("2026-01", 744.0),
+        ("2026-02", 1.0),
+    ]
 
 
 def test_no_time_has_no_days() -> None:

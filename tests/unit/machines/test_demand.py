@@ -22,7 +22,7 @@ from controller.lifecycle.model import (
     RetryPolicy,
     RunPolicy,
 )
-from controller.lifecycle.renting_reasons import BuysMachine
+from controller.lifecycle.renting_reasons import BuysMachine, NoOffer
 from controller.lifecycle.reports import Tick
 from controller.scheduling.demand import Demand, demand, offering
 from controller.scheduling.index import COMES_BACK_SECONDS
@@ -695,14 +695,15 @@ def test_a_restarted_controller_remembers_what_was_refused() -> None:
     assert Penalties([silent]).until(offer(), NOW + 401.0) == NOW + 1000.0
 
 
-@pytest.mark.parametrize(
-    ("of_fleet", "of_run", "most"),
-    [(None, None, None), (3.0, None, 3.0), (None, 2.0, 2.0), (3.0, 2.0, 2.0), (2.0, 3.0, 2.0)],
-)
-def test_an_order_keeps_the_most_that_its_machine_may_cost(
-    of_fleet: float | None, of_run: float | None, most: float | None
-) -> None:
-    cluster = Cluster(fleets=(fleet(max_price=of_fleet),))
-    cluster.submit("a", own={"main": {"rent": RentLimits(max_price=of_run)}})
-    (order,) = look(cluster, shop(offer())).orders
-    assert order.max_price == most
+def test_a_provider_that_the_file_no_longer_names_is_no_offer() -> None:
+    found = look(waiting(1), shop(providers=frozenset({"here", "there"})))
+    assert found.orders == ()
+    (reason,) = found.reasons.values()
+    assert isinstance(reason, NoOffer)
+    named = fleet().machines
+    assert named is not None
+    assert reason.lacks == (
+        f"the controller's file names no provider {named.provider} (it has here, there): put it "
+        "back there, or apply the fleet with another one or with `machines: off`"
+    )
+    assert look(waiting(1), shop(offer(), providers=frozenset({named.provider}))).orders != ()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Collection
+from typing import Any
 
+import msgspec
+import pytest
+
+from controller.clock import iso
 from controller.lifecycle.inventory import Budget, Spending
 from controller.lifecycle.machines.model import MachineStatus
+from controller.lifecycle.model import Attempt
 from controller.scheduling.index import CapacityIndex
 from controller.service.machines.costs import budgets_of
-from controller.web.pages.costs import budget_row, cost_days
+from controller.web.pages.costs import budget_row, cost_periods
 from fairlead.model.costs import CostKey, CostRow
 from tests.unit.api.conftest import Controller
 from tests.unit.machines.parts import NOW, fleet, machine, offer, rentals_of
@@ -24,28 +30,28 @@ def row(day: str, fleet: str, cost: float) -> CostRow:
 
 def test_days_without_costs_are_there_and_bars_stand_upon_each_other() -> None:
     rows = [row("2026-01-01", "a", 1.0), row("2026-01-03", "a", 3.0), row("2026-01-03", "b", 1.0)]
-    found = cost_days(rows, CostKey.FLEET, ["2026-01-01", "2026-01-02", "2026-01-03"])
+    found = cost_periods(rows, CostKey.FLEET, ["2026-01-01", "2026-01-02", "2026-01-03"])
     assert found.groups == ("a", "b")
-    assert [(one.day, one.amounts, one.total) for one in found.days] == [
+    assert [(one.period, one.amounts, one.total) for one in found.bars] == [
         ("2026-01-01", ("1.00", "0.00"), "1.00"),
         ("2026-01-02", ("0.00", "0.00"), "0.00"),
         ("2026-01-03", ("3.00", "1.00"), "4.00"),
     ]
     assert (found.sums, found.total, found.highest) == (("4.00", "1.00"), "5.00", "4.00")
-    assert [(part.y, part.height) for part in found.days[2].parts] == [(30.0, 90.0), (0.0, 30.0)]
+    assert [(part.y, part.height) for part in found.bars[2].parts] == [(30.0, 90.0), (0.0, 30.0)]
 
 
 def test_the_cheap_groups_are_one_column() -> None:
     rows = [row("2026-01-01", f"f{number}", 10.0 - number) for number in range(8)]
-    found = cost_days(rows, CostKey.FLEET, [])
+    found = cost_periods(rows, CostKey.FLEET, [])
     assert found.groups == ("f0", "f1", "f2", "f3", "f4", "others")
     assert found.sums[-1] == "12.00"
     assert found.total == "52.00"
 
 
 def test_no_costs_have_no_bars() -> None:
-    found = cost_days([], CostKey.RUN, ["2026-01-01"])
-    assert (found.total, found.groups, found.days[0].parts) == ("0.00", (), ())
+    found = cost_periods([], CostKey.RUN, ["2026-01-01"])
+    assert (found.total, found.groups, found.bars[0].parts) == ("0.00", (), ())
 
 
 def test_a_budget_says_what_is_used_and_what_remains() -> None:
@@ -107,3 +113,36 @@ async def test_the_page_shows_a_user_his_own_costs_and_escapes_names(
     assert "fleet burst" not in seen_by_ada
     assert "img src=x" not in seen_by_ada
     assert (await admin.open("/dashboard/cost?by=team")).status == 400
+
+
+async def test_the_page_shows_months_and_follows_changes(
+    admin: Browser, controller: Controller
+) -> None:
+    now = controller.service.clock.now()
+    controller.pipeline.rentals = rentals_of(
+        CapacityIndex(), machine("m1", offer=offer(price=2.0), ordered_at=now - HOUR)
+    )
+    seen = await (await admin.open("/dashboard/cost?per=month")).text()
+    assert "Each month" in seen
+    assert f">{iso(now)[:7]}<" in seen
+    assert 'data-live="any" hx-get="/dashboard/cost?per=month"' in seen
+    assert (await admin.open("/dashboard/cost?per=year")).status == 400
+
+
+async def test_the_jobs_of_all_machines_are_one_question(
+    admin: Browser, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = controller.service.clock.now()
+    some = [machine(f"m{one}", ordered_at=now, joined_at=now) for one in range(50)]
+    controller.pipeline.rentals = rentals_of(CapacityIndex(), *some)
+    asked: list[int] = []
+    ask = controller.store.attempts_on
+
+    async def counted(node_ids: Collection[str], **more: Any) -> list[tuple[str, Attempt]]:
+        asked.append(len(node_ids))
+        return await ask(node_ids, **more)
+
+    monkeypatch.setattr(controller.store, "attempts_on", counted)
+    assert (await admin.open("/dashboard/cost")).status == 200
+    # What they have cost, and what they cost an hour.
+    assert asked == [50, 50]

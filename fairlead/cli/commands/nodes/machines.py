@@ -105,7 +105,7 @@ def cost(
     *,
     by: str = "user,fleet",
     since: str = "30d",
-    per: Literal["day"] | None = None,
+    per: Literal["day", "month"] | None = None,
     csv: bool = False,
     json: Json = False,
 ) -> int:
@@ -121,7 +121,7 @@ def cost(
     since
         How far back, such as 12h or 30d; ended machines are kept for 35 days.
     per
-        Show each day of UTC by itself.
+        Show each day or month of UTC by itself.
     csv
         Write comma-separated values.
     """
@@ -133,11 +133,11 @@ def cost(
         return 0
     found = decode(data, CostsView)
     keys = [one.strip() for one in by.split(",")]
-    days = () if per is None else ("DAY",)
-    head = (*days, *(key.upper() for key in keys), "HOURS", "COST")
+    periods = () if per is None else (per.upper(),)
+    head = (*periods, *(key.upper() for key in keys), "HOURS", "COST")
     rows = [
         (
-            *(one.day or "-" for _ in days),
+            *(one.period or "-" for _ in periods),
             *(_key_of(one, key) for key in keys),
             f"{one.hours:.2f}",
             f"{one.cost:.2f}",

@@ -1,0 +1,31 @@
+"""Machines whose provider or region the controller's file does not name: nothing could end them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from controller.lifecycle.machines.model import Machine
+
+
+def homeless(
+    regions: Mapping[str, Collection[str] | None], machines: Iterable[Machine]
+) -> str | None:
+    """Return which live machine the file leaves out, and the fix; None: it names all of them.
+
+    `regions`: those that the file names, by provider; None: the provider has no regions.
+    """
+    for machine in machines:
+        if not machine.is_live:
+            continue
+        provider, region = machine.offer.provider, machine.offer.region
+        if provider not in regions:
+            missing, where = f"provider {provider}", "`providers`"
+        elif (named := regions[provider]) is not None and region not in named:
+            missing, where = f"region {region} of provider {provider}", f"providers.{provider}"
+        else:
+            continue
+        return (
+            f"machine {machine.name} lives at {missing}, which --config does not "
+            f"name: put it back under {where}, until `fairlead machine list` is empty"
+        )
+    return None
