@@ -143,8 +143,10 @@ def fences_read(path: Path, shim: Path) -> Iterator[Fenced]:
         ready.set()
         await stop.wait()
         made.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
             task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
