@@ -12,7 +12,6 @@ import datetime
 import logging
 import os
 import signal
-import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -29,7 +28,7 @@ from common.proxy.browsers.site import Site
 from common.proxy.entry import Proxy, Settings, tidy
 from common.proxy.forwarding import ProxyLimits
 from common.proxy.outliers import Outliers
-from common.sockets import BACKLOG
+from common.sockets import BACKLOG, held_by_systemd
 from fairlead.wire.gateway import (
     HEALTH_PATH,
     LINK_PATH,
@@ -66,7 +65,6 @@ AGAIN_SECONDS = 2.0
 FILES_SECONDS = 5.0
 """Seconds between two looks at the operator's files of a certificate."""
 SHUTDOWN_SECONDS = 5.0
-_FIRST_FD = 3
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -464,7 +462,7 @@ async def _listen(
     """Serve at a unix socket that only its group may open. Raises AgentCannotStart."""
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    held = _held_by_systemd(path)
+    held = held_by_systemd(lambda one: bool(one.getsockname() == str(path)))
     if held is not None:
         await web.SockSite(runner, held, backlog=BACKLOG).start()
         return
@@ -474,21 +472,6 @@ async def _listen(
         await asyncio.to_thread(_close_to_others, path, group)
     except OSError as error:
         raise AgentCannotStart(f"cannot listen at {path}: {error.strerror}") from error
-
-
-def _held_by_systemd(path: Path) -> socket.socket | None:
-    """Return the listening socket of this path that systemd gave (sd_listen_fds(3)). It is there
-    before the agent and after it, so that connections wait while the agent is started again."""
-    if os.environ.get("LISTEN_PID") != str(os.getpid()):
-        return None
-    for number in range(int(os.environ.get("LISTEN_FDS", "0"))):
-        held = socket.socket(fileno=_FIRST_FD + number)
-        if held.getsockname() == str(path):
-            held.setblocking(False)
-            return held
-        # Closing it would close the descriptor, which another call of this function returns.
-        held.detach()
-    return None
 
 
 def _make_room(path: Path) -> None:

@@ -2,9 +2,10 @@
 last, while jobs run, readers follow their logs, clients submit and a service is asked.
 
 The three share a PostgreSQL and a bucket for everything; a node of plain processes has the jobs,
-each of which numbers its lines. A client repeats a request once, at the next address. At the end no
-request has failed twice, each accepted key has its run, each job has ended well, and each reader
-and each stored log has every line once.
+each of which numbers its lines. The port of each controller is held for it while it is replaced, as
+by systemd's socket unit, unless `--refusing`. A client repeats a request once, at the next address.
+At the end no request has failed twice, each accepted key has its run, each job has ended well, and
+each reader and each stored log has every line once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import socket
 import sys
 import threading
 import time
@@ -25,10 +27,12 @@ from contextlib import ExitStack
 from bench.controllers import InThread
 from bench.proofs._peers import Parts, parts_of_peers
 from bench.proofs._table import conclude
+from common.sockets import BACKLOG
 from controller.forwarding.forwarder import HELD_SECONDS_HEADER
 from fairlead.client import Client
 from fairlead.errors import FairleadError
 from fairlead.rest import ControllerClient
+from tests.support.daemons import Daemon
 from tests.support.newer_version import newer_programs
 from tests.support.processes import ControllerProcess, run_cli
 from tests.support.ssh_daemon import free_port
@@ -46,13 +50,19 @@ _PATIENCE = 600.0
 class Lab:
     """The controllers, their bucket and a node with jobs and a service."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, *, holds_ports: bool) -> None:
         self._folder = parts.folder
         self._end = parts.folder / "end"
         self._node = parts.node
         self.controllers = parts.controllers()
         self.held: list[float] = []
         """Seconds for which requests to the service waited for a leader, at a follower."""
+        self._ports = [_held(one) for one in self.controllers.all] if holds_ports else []
+
+    def close(self) -> None:
+        self.controllers.close()
+        for port in self._ports:
+            port.close()
 
     def start(self) -> None:
         self.controllers.start()
@@ -112,9 +122,17 @@ class Lab:
     def upgrade(self, one: ControllerProcess) -> None:
         """Stop it in order, and start the next version in its place; wait until it is up."""
         one.stop()
-        one.daemon.argv[0] = str(newer_programs(self._folder / f"newer-{one.port}") / "fairlead")
+        argv, newer = one.daemon.argv, newer_programs(self._folder / f"newer-{one.port}")
+        argv[argv.index("controller") - 1] = str(newer / "fairlead")
         one.start()
         self.controllers.leader()
+
+
+def _held(one: ControllerProcess) -> socket.socket:
+    """Return the socket at which this controller will listen, whichever process it is."""
+    port = socket.create_server(("127.0.0.1", one.port), backlog=BACKLOG)
+    one.daemon = Daemon(one.daemon.argv, one.daemon.log, listening=port)
+    return port
 
 
 class Repeating(InThread):
@@ -230,11 +248,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="./dev prove rolling", description=__doc__)
     for name, count in (("jobs", 200), ("readers", 50)):
         parser.add_argument(f"--{name}", type=int, default=count, help="default: %(default)s")
+    parser.add_argument("--refusing", action="store_true", help="nobody holds a port")
     given = parser.parse_args(argv)
     with ExitStack() as closing:
         parts = closing.enter_context(parts_of_peers("--cpus", "400", "--memory", "64GiB"))
-        lab = Lab(parts)
-        closing.callback(lab.controllers.close)
+        lab = Lab(parts, holds_ports=not given.refusing)
+        closing.callback(lab.close)
         lab.start()
         lab.start_service()
         names = lab.start_jobs(given.jobs)

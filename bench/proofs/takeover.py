@@ -1,11 +1,15 @@
-"""Takeover: how long clients wait when the leader is killed with -9, when its cable is cut, and
-when it is stopped in order.
+"""Takeover: how long clients wait when the leader is killed with -9, when its cable is cut, when it
+is stopped in order, and when it is paused for 1 to 60 s and then goes on.
 
 Three controllers, each in a network namespace of its own, share a PostgreSQL that runs outside of
 them, and each holds it over TCP. Clients outside submit runs all the time, with a key each, and
 repeat what was not answered. A wait is the longest time between two answers of all clients. A
-leader that was cut lives on in its namespace until it is measured. At the end each accepted key has
-exactly one run.
+leader that was cut lives on in its namespace until it is measured, and clients go on until a leader
+that was paused has seen that it leads no more.
+
+One more client submits jobs, which a node of plain processes runs. At the end each accepted key has
+exactly one run, and each job ran once. In the database and at the node's shim one controller acted
+under each token, and none under an older one after a newer one.
 """
 
 from __future__ import annotations
@@ -14,33 +18,50 @@ import argparse
 import itertools
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import quantiles
+from typing import Any
 
 import msgspec
 
 from bench.proofs._table import conclude
+from bench.proofs._tokens import Fenced, Notes, fences_read
 from fairlead.errors import ApiError, ConnectionLost, FairleadError
 from fairlead.rest import ControllerClient
 from tests.support.daemons import inside, run
 from tests.support.postgresql_server import PostgresqlServer
-from tests.support.processes import ControllerProcess
+from tests.support.processes import ControllerProcess, ShimProcess, run_cli
 from tests.support.waiting import wait_until
 
-_RUN = {"type": "task", "image": "busybox", "commands": ["true"], "resources": {"cpu": 1}}
+_CPUS = 64
+_RUN = {"type": "task", "commands": ["true"], "resources": {"cpu": _CPUS}}
+"""A run that never starts beside the one that goes on, so that the machine measures no starts."""
+_GOES_ON = {"type": "task", "commands": ["sleep 1d"], "resources": {"cpu": 0.1, "memory": "64MiB"}}
+_JOB_EVERY = 0.3
+"""Seconds between two jobs: each start of one costs a quarter of a second of a core."""
+_SMALL = {"cpu": 0.1, "memory": "64MiB"}
+_LONGEST_PAUSE = 60.0
 _LOCAL = ("logs", "outputs", "blobs", "metrics", "controller.lock", "installation")
 _NET = f"10.93.{os.getpid() % 256}"
 """Another proof may run beside this one."""
 _CLIENTS = 3
 _PAUSE = 0.02
-_AIMS = {"killed": (1.0, 5.0), "cut": (5.0, 5.0), "stopped": (1.0, 5.0)}
+_AIMS = {
+    "killed": (1.0, 5.0),
+    "cut": (5.0, 5.0),
+    "stopped": (1.0, 5.0),
+    # Its kernel takes requests all the same: a client gives it 10 s for the first word.
+    "paused": (10.5, 10.5),
+}
 """Seconds that clients wait at most: the median, and 99 of 100."""
 
 
@@ -119,6 +140,10 @@ class Crew:
         urls = ",".join(machine.controller.url for machine in self.all)
         return ControllerClient(urls, self.all[0].controller.token, tell=lambda _: None)
 
+    @property
+    def env(self) -> dict[str, str]:
+        return self.all[0].controller.env
+
     def leader(self) -> Machine:
         client = self.client()
 
@@ -135,8 +160,21 @@ class Crew:
         (found,) = wait_until(leading, what="a controller to lead", timeout=60)
         return found
 
+    def leads_or_ended(self, machine: Machine) -> bool:
+        """Return whether it knows again that it leads, or has seen that it does not."""
+        if not machine.controller.daemon.is_alive():
+            return True
+        with suppress(FairleadError):
+            listed = msgspec.json.decode(self.client().get("/v1/controllers"))["controllers"]
+            return any(
+                one["url"] == machine.controller.url and one["status"] == "leads" for one in listed
+            )
+        return False
+
     def end(self, how: str, machine: Machine) -> None:
         match how:
+            case "paused":
+                machine.controller.daemon.signal(signal.SIGSTOP)
             case "killed":
                 machine.controller.kill9()
             case "cut":
@@ -151,14 +189,20 @@ class Crew:
 
 
 class Clients:
-    """Threads that submit runs, and stop each one that was accepted: the queue stays short."""
+    """Threads that submit runs, and stop each one that was accepted: the queue stays short. One of
+    them submits jobs, each of which writes its key to the file `ran`."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: Crew, ran: Path) -> None:
         self._crew = crew
+        self._ran = ran
         self.answers: list[float] = []
         self.accepted: list[str] = []
+        self.jobs: list[str] = []
+        self.longest = 0.0
+        """Seconds that one client waited for one answer."""
         self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._submit_all) for _ in range(_CLIENTS)]
+        work = [self._submit_all] * _CLIENTS + [self._submit_jobs]
+        self._threads = [threading.Thread(target=one) for one in work]
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
@@ -175,15 +219,29 @@ class Clients:
         client = self._crew.client()
         while not self._ended.is_set():
             key = uuid.uuid4().hex
-            self._submit(client, key)
+            self._submit(client, key, _RUN)
             self.answers.append(time.monotonic())
             self.accepted.append(key)
             with suppress(FairleadError):
-                client.post(f"/v1/runs/t-{key[:12]}/stop", {"abort": True})
+                # Aborted twice, it is aborted.
+                client.post(f"/v1/runs/{_name(key)}/stop", {"abort": True}, repeatable=True)
             time.sleep(_PAUSE)
 
-    def _submit(self, client: ControllerClient, key: str) -> None:
-        body = {"configuration": _RUN, "name": f"t-{key[:12]}", "client_key": key}
+    def _submit_jobs(self) -> None:
+        client = self._crew.client()
+        while not self._ended.is_set():
+            key = uuid.uuid4().hex
+            command = f"echo {key} >> {self._ran}"
+            self._submit(client, key, {"type": "task", "commands": [command], "resources": _SMALL})
+            self.jobs.append(key)
+            self._ended.wait(_JOB_EVERY)
+
+    def _submit(self, client: ControllerClient, key: str, run: object) -> None:
+        began = time.monotonic()
+        self._insist(client, {"configuration": run, "name": _name(key), "client_key": key})
+        self.longest = max(self.longest, time.monotonic() - began)
+
+    def _insist(self, client: ControllerClient, body: object) -> None:
         while True:
             try:
                 client.submit(body)
@@ -205,21 +263,73 @@ class Clients:
         return max(after - before for before, after in itertools.pairwise(later))
 
 
-def _measure(crew: Crew, how: str, accepted: list[str]) -> float:
-    leader = crew.leader()
-    clients = Clients(crew)
-    with clients.going_on():
-        wait_until(lambda: len(clients.answers) >= 20, what="answers", timeout=60)
-        moment = time.monotonic()
-        crew.end(how, leader)
+def _name(key: str) -> str:
+    return f"t-{key[:12]}"
+
+
+class Lab:
+    """The controllers with a node, and what clients were told."""
+
+    def __init__(self, folder: Path, crew: Crew) -> None:
+        self.crew = crew
+        self.accepted: list[str] = []
+        self.jobs: list[str] = []
+        self.longest: dict[str, float] = {}
+        self._ran = folder / "ran"
+        crew.client().submit({"configuration": _GOES_ON, "name": "goes-on"})
+        wait_until(lambda: self._run("goes-on")["status"] == "running", what="a job to run")
+
+    def _run(self, name: str) -> Any:
+        return msgspec.json.decode(self.crew.client().get(f"/v1/runs/{name}"))
+
+    def measure(self, how: str, seconds: float = 0.0) -> float:
+        """Return how long clients wait when the leader ends. `seconds`: of a pause."""
+        leader = self.crew.leader()
+        clients = Clients(self.crew, self._ran)
+        with clients.going_on():
+            wait_until(lambda: len(clients.answers) >= 20, what="answers", timeout=60)
+            moment = time.monotonic()
+            self.crew.end(how, leader)
+            if how == "paused":
+                self._go_on(clients, leader, moment + seconds)
+            wait_until(
+                lambda: clients.answered_after(moment + 0.05, 30),
+                what="answers of the next leader",
+                timeout=120,
+            )
+        self.crew.start_again(leader)
+        self.accepted.extend(clients.accepted)
+        self.jobs.extend(clients.jobs)
+        self.longest[how] = max(self.longest.get(how, 0.0), clients.longest)
+        return clients.wait(moment)
+
+    def _go_on(self, clients: Clients, leader: Machine, at: float) -> None:
+        time.sleep(max(0.0, at - time.monotonic()))
+        leader.controller.daemon.signal(signal.SIGCONT)
+        awake = time.monotonic()
         wait_until(
-            lambda: clients.answered_after(moment + 0.05, 30),
-            what="answers of the next leader",
-            timeout=120,
+            lambda: self.crew.leads_or_ended(leader), what="the paused one to know", timeout=60
         )
-    crew.start_again(leader)
-    accepted.extend(clients.accepted)
-    return clients.wait(moment)
+        wait_until(
+            lambda: clients.answered_after(awake, 30), what="answers after the pause", timeout=120
+        )
+
+    def violations(self, notes: Notes, fenced: Fenced) -> list[str]:
+        runs = notes.runs_of([*self.accepted, *self.jobs])
+        lost = [key for key in (*self.accepted, *self.jobs) if key not in runs]
+
+        def unfinished() -> list[str]:
+            names = [_name(key) for key in self.jobs if key in runs]
+            return [name for name in names if self._run(name)["status"] != "done"]
+
+        wait_until(lambda: not unfinished(), what="all jobs to be done", timeout=120)
+        ran = Counter(self._ran.read_text().split())
+        return [
+            *(f"the accepted run {key} is lost" for key in lost),
+            *(f"the job {key} ran {ran[key]} times" for key in self.jobs if ran[key] != 1),
+            *notes.violations(),
+            *fenced.violations,
+        ]
 
 
 def _row(how: str, waits: Sequence[float]) -> tuple[list[tuple[str, object]], list[str]]:
@@ -238,29 +348,13 @@ def _percentiles(waits: Sequence[float]) -> tuple[float, float]:
     return cut[49], cut[98]
 
 
-def _runs_without_one(crew: Crew, accepted: Sequence[str]) -> list[str]:
-    """Return a violation for each accepted key that has no run: one key makes one run, as its name
-    is the key's."""
-    client = crew.client()
-    lost = []
-    for key in accepted:
-        try:
-            client.get(f"/v1/runs/t-{key[:12]}")
-        except ApiError as error:
-            lost.append(f"the accepted run {key} is lost: {error}")
-    return lost
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="./dev prove takeover", description=__doc__)
-    for how, count in (("kills", 20), ("cuts", 5), ("stops", 5)):
+    for how, count in (("kills", 20), ("cuts", 5), ("stops", 5), ("pauses", 8)):
         parser.add_argument(f"--{how}", type=int, default=count, help="default: %(default)s")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="fl-prove-", dir="/tmp"))
     folder.chmod(0o755)
-    rows: list[tuple[str, object]] = []
-    broken: list[str] = []
-    accepted: list[str] = []
     with ExitStack() as closing:
         closing.callback(shutil.rmtree, folder, ignore_errors=True)
         machines = Machines(f"fl{os.getpid()}x")
@@ -268,21 +362,50 @@ def main() -> None:
         server = PostgresqlServer(folder / "pg", f"{_NET}.1")
         server.start()
         closing.callback(server.stop)
-        crew = Crew(folder, server.new_database(), machines)
+        node = ShimProcess(folder / "n", "process", "--cpus", str(_CPUS), "--memory", "64GiB")
+        node.start()
+        closing.callback(node.close)
+        fenced = closing.enter_context(fences_read(folder / "tap.sock", node.socket))
+        database = server.new_database()
+        crew = Crew(folder, database, machines)
         closing.callback(crew.close)
-        for how, count in (("killed", given.kills), ("cut", given.cuts), ("stopped", given.stops)):
-            waits = [_noted(how, _measure(crew, how, accepted)) for _ in range(count)]
-            if waits:
-                more, late = _row(how, waits)
-                rows.extend(more)
-                broken.extend(late)
-        crew.leader()
-        broken.extend(_runs_without_one(crew, accepted))
-    rows.append(("accepted runs", len(accepted)))
+        notes = Notes(server, database.rpartition("/")[2])
+        run_cli("node", "add", "here", "--local", folder / "tap.sock", env=crew.env).succeeded()
+        rows, broken = _measured(Lab(folder, crew), given, notes, fenced)
     rows.append(("load of the machine at the end", f"{os.getloadavg()[0]:.1f}"))
     conclude("the leader ends: how long clients wait", rows, broken)
 
 
-def _noted(how: str, seconds: float) -> float:
-    print(f"{how}: {seconds:.2f} s; load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
-    return seconds
+def _measured(
+    lab: Lab, given: argparse.Namespace, notes: Notes, fenced: Fenced
+) -> tuple[list[tuple[str, object]], list[str]]:
+    rows: list[tuple[str, object]] = []
+    broken: list[str] = []
+    counts = (("killed", given.kills), ("cut", given.cuts), ("stopped", given.stops))
+    for how, count in (*counts, ("paused", given.pauses)):
+        # Pauses of 1 s to the longest one, each longer than the one before by the same factor.
+        pauses = [_LONGEST_PAUSE ** (number / max(1, count - 1)) for number in range(count)]
+        waits = [_noted(how, lab.measure(how, seconds), seconds) for seconds in pauses]
+        if waits:
+            more, late = _row(how, waits)
+            rows.extend(more)
+            rows.append((f"{how}: the longest wait of one client, s", f"{lab.longest[how]:.2f}"))
+            broken.extend(late)
+    lab.crew.leader()
+    broken.extend(lab.violations(notes, fenced))
+    changes, tokens = notes.count()
+    rows.append(("accepted runs; jobs that ran", f"{len(lab.accepted)}; {len(lab.jobs)}"))
+    rows.append(("changes in the database; tokens", f"{changes}; {tokens}"))
+    rows.append(
+        (
+            "requests that the shim obeyed; refused as older; tokens",
+            f"{fenced.obeyed}; {fenced.refused}; {len(fenced.fences)}",
+        )
+    )
+    return rows, broken
+
+
+def _noted(how: str, waited: float, pause: float) -> float:
+    what = f"{how} for {pause:.1f} s" if how == "paused" else how
+    print(f"{what}: {waited:.2f} s; load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+    return waited

@@ -185,6 +185,10 @@ class _ChannelSession(asyncssh.SSHUNIXSession[bytes]):
         self._transport: ChannelTransport | None = None
 
     @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
     def transport(self) -> ChannelTransport:
         assert self._transport is not None
         return self._transport
@@ -262,13 +266,10 @@ class SshUnixConnector(aiohttp.BaseConnector):
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - the name is aiohttp's
     ) -> ResponseHandler:
         protocol = self._factory()
+        session = _ChannelSession(protocol, self._acknowledge, self._heard)
         try:
             async with asyncio.timeout(timeout.sock_connect):
-                await self._ssh.create_unix_connection(
-                    lambda: _ChannelSession(protocol, self._acknowledge, self._heard),
-                    self._path,
-                    window=_WINDOW_BYTES,
-                )
+                await _opened(self._ssh, self._path, session, _WINDOW_BYTES)
         except (*CHANNEL_ERRORS, OSError) as error:
             raise ChannelFailed(req.connection_key, as_os_error(error), self._path) from error
         return protocol
@@ -356,8 +357,47 @@ async def connect_protocol(
 
 
 async def _open(ssh: asyncssh.SSHClientConnection, path: str, session: _ChannelSession) -> None:
+    """Raises SocketUnreachable."""
     try:
-        await ssh.create_unix_connection(lambda: session, path, window=_STREAM_WINDOW_BYTES)
+        await _opened(ssh, path, session, _STREAM_WINDOW_BYTES)
     except (*CHANNEL_ERRORS, OSError) as error:
         why = as_os_error(error).strerror or str(error)
         raise SocketUnreachable(not_opened(path, why)) from error
+
+
+class _Unwanted(asyncssh.SSHUNIXSession[bytes]):
+    """Closes a channel that nobody waits for any more as soon as it is open."""
+
+    def connection_made(self, chan: asyncssh.SSHUNIXChannel[bytes]) -> None:
+        self._channel = chan
+
+    def session_started(self) -> None:
+        self._channel.abort()
+
+
+async def _opened(
+    ssh: asyncssh.SSHClientConnection, path: str, session: _ChannelSession, window: int
+) -> None:
+    """Open a channel for the session. A caller that is cancelled leaves none behind. Raises
+    CHANNEL_ERRORS, OSError."""
+    is_wanted = True
+
+    async def open_it() -> None:
+        await ssh.create_unix_connection(
+            lambda: session if is_wanted else _Unwanted(), path, window=window
+        )
+
+    def close_late(opening: asyncio.Task[None]) -> None:
+        # It opened in the moment in which the caller was cancelled.
+        if not opening.cancelled() and opening.exception() is None and session.is_open:
+            session.transport.abort()
+
+    # In a task of its own: asyncssh (2.24) forgets a channel whose opening is cancelled, and the
+    # node's sshd keeps its end, with the connection to the socket, until the link ends.
+    opening = asyncio.create_task(open_it())
+    try:
+        await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        is_wanted = False
+        opening.add_done_callback(close_late)
+        raise

@@ -54,21 +54,18 @@ class Leading:
     def is_sure(self) -> bool:
         return self.now() - self._renewed_at < self._seconds
 
-    def sure_for(self) -> float:
-        """Return the seconds for which it surely leads without another renewal."""
-        return max(0.0, self._renewed_at + self._seconds - self.now())
-
     def has_ended(self) -> bool:
-        return self._left() <= 0
+        return self.lasts_for() <= 0
 
-    def _left(self) -> float:
+    def lasts_for(self) -> float:
+        """Return the seconds until the lease runs out without another renewal; below 0: it has."""
         return self._renewed_at + self._seconds + SURE_SECONDS - self.now()
 
     async def until_ended(self) -> None:
         """Return when the lease has run out: another controller may lead."""
         # A renewal may come during each sleep.
         while not self.has_ended():  # noqa: ASYNC110
-            await asyncio.sleep(self._left())
+            await asyncio.sleep(self.lasts_for())
 
     async def until_known(self, seconds: float) -> bool:
         """Return whether it surely leads, as soon as that is known, or after so long."""

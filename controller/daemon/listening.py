@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from common.links.errors import why_unreachable
+from common.sockets import held_by_systemd
 from controller.daemon.lease import end
 from controller.daemon.options import CannotStart, Options
 from controller.service.machines.user_data import JoinPoint
@@ -22,8 +23,27 @@ from controller.tls import CertificateUnusable, ServerCertificate, own_certifica
 log = logging.getLogger(__name__)
 
 
+def _is_tcp(held: socket.socket) -> bool:
+    return held.type == socket.SOCK_STREAM and held.family in (socket.AF_INET, socket.AF_INET6)
+
+
+def held_socket(options: Options) -> socket.socket | None:
+    """Return the socket of the API's port that systemd holds; None: it holds none at all. Raises
+    CannotStart."""
+    held = held_by_systemd(lambda one: _is_tcp(one) and one.getsockname()[1] == options.port)
+    if held is None and (other := held_by_systemd(_is_tcp)) is not None:
+        port = other.getsockname()[1]
+        raise CannotStart(
+            f"systemd holds port {port} for this controller (ListenStream of its .socket unit), "
+            f"and --listen names {options.port}: give both the same port"
+        )
+    return held
+
+
 async def bound_socket(options: Options) -> socket.socket:
     """Return a socket that listens at the API's address. Raises CannotStart."""
+    if (held := held_socket(options)) is not None:
+        return held
 
     def bound() -> socket.socket:
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET

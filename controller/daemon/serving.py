@@ -19,7 +19,13 @@ from controller.api.machines.join import make_join_runner
 from controller.daemon.boot import fingerprint, installation_of, tie
 from controller.daemon.gateways import make_proxy
 from controller.daemon.lease import Leading, end
-from controller.daemon.listening import bound_socket, certificate_of, listen, listen_for_nodes
+from controller.daemon.listening import (
+    bound_socket,
+    certificate_of,
+    held_socket,
+    listen,
+    listen_for_nodes,
+)
 from controller.daemon.opening import Opened, open_parts
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.stores import open_store
@@ -60,8 +66,10 @@ async def serve(options: Options, ready: Callable[[str], None]) -> None:
         return
     async with contextlib.AsyncExitStack() as closing:
         certificate = await certificate_of(options, closing)
+        if (listening := held_socket(options)) is not None:
+            closing.callback(listening.close)
         with contextlib.suppress(_Stopped):
-            async with _controller(options, certificate, stop, ready) as work:
+            async with _controller(options, certificate, stop, ready, listening) as work:
                 await until_stopped(work, stop)
 
 

@@ -91,6 +91,8 @@ class Tries:
         self._pauses = PAUSES_SECONDS if waits else ()
         self._repeatable = repeatable
         self._failures: dict[Address, FairleadError] = {}
+        self.may_go_on = False
+        """Whether another address may be asked if this one takes the request and says nothing."""
 
     def __iter__(self) -> Iterator[Address]:
         yield from self._each()
@@ -103,7 +105,11 @@ class Tries:
 
     def _each(self) -> Iterator[Address]:
         first = self._addresses.all.index(self._addresses.current)
-        yield from self._addresses.all[first:] + self._addresses.all[:first]
+        *others, last = self._addresses.all[first:] + self._addresses.all[:first]
+        self.may_go_on = self._repeatable
+        yield from others
+        self.may_go_on = False
+        yield last
 
     def answered(self, address: Address) -> None:
         self._failures.pop(address, None)

@@ -31,6 +31,9 @@ CONNECT_SECONDS = 10.0
 NEXT_SECONDS = 1.5
 """Of a connection where other addresses are left: a lost SYN is repeated after 1 s (RFC 6298)."""
 ANSWER_SECONDS = 60.0
+SILENT_SECONDS = 10.0
+"""Of an answer that another address could begin to give: longer than a controller holds a request.
+The kernel of one whose process is paused takes requests all the same."""
 UPLOAD_SECONDS = 300.0
 """Seconds without any progress."""
 SILENCE_SECONDS = 35.0
@@ -89,7 +92,8 @@ class Requests:
         for address in tries:
             try:
                 with closing(self._connected(address, ANSWER_SECONDS)) as connection:
-                    response = self._send(connection, address, method, path, query, body)
+                    with self._first_word(connection, tries.may_go_on):
+                        response = self._send(connection, address, method, path, query, body)
                     answer = self._read(response)
             except FairleadError as error:
                 tries.failed(address, error)
@@ -117,9 +121,10 @@ class Requests:
             connection = None
             try:
                 connection = self._connected(address, patience)
-                response = self._send(
-                    connection, address, method, path, query, body, headers, passes
-                )
+                with self._first_word(connection, tries.may_go_on):
+                    response = self._send(
+                        connection, address, method, path, query, body, headers, passes
+                    )
             except FairleadError as error:
                 if connection is not None:
                     connection.close()
@@ -238,6 +243,18 @@ class Requests:
             connection.close()
             raise self.lost(error, address, unsent=True) from None
         return connection
+
+    @contextmanager
+    def _first_word(
+        self, connection: http.client.HTTPConnection, may_go_on: bool
+    ) -> Iterator[None]:
+        """Wait less for the beginning of an answer, if another address may give it."""
+        # http.client lets go of it when it has the head of an answer that ends the connection.
+        plain, patience = connection.sock, connection.sock.gettimeout()
+        if may_go_on and (patience is None or patience > SILENT_SECONDS):
+            plain.settimeout(SILENT_SECONDS)
+        yield
+        plain.settimeout(patience)
 
     def _send(
         self,

@@ -9,6 +9,8 @@ import signal
 import socket
 import stat
 import sys
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from tests.support.waiting import LONG
 
 pytestmark = pytest.mark.e2e
 
-UNITS = sorted((CHECKOUT / "packer" / "systemd").glob("*.service"))
+UNITS = sorted((CHECKOUT / "packer" / "systemd").glob("*.*"))
 SHIM = CHECKOUT / "packer" / "systemd" / "fairlead-shim.service"
 CONTROLLER = SHIM.with_name("fairlead-controller.service")
 PROGRAMS = Path(sys.executable).parent
@@ -31,17 +33,19 @@ _OPTIONS = re.compile(r"\$FAIRLEAD_\w+_OPTIONS")
 OWN_MOUNTS = ("ProtectSystem", "PrivateTmp", "ProtectHome", "ReadOnlyPaths", "PrivateDevices")
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_systemd_understands_every_line_of_the_unit(unit: Path, tmp_path: Path) -> None:
     units = tmp_path / "etc" / "systemd" / "system"
     units.mkdir(parents=True)
-    for program in _PROGRAM.findall(unit.read_text()):
+    for program in _PROGRAM.findall(unit.with_suffix(".service").read_text()):
         stand_in = tmp_path / program.lstrip("/")
         stand_in.parent.mkdir(parents=True, exist_ok=True)
         stand_in.touch(mode=0o755)
     for name in ("sysinit.target", "basic.target", "shutdown.target"):
         (units / name).write_text("[Unit]\nDefaultDependencies=no\n")
-    shutil.copy(unit, units)
+    # A unit of a socket names the service of its name.
+    for one in {unit, unit.with_suffix(".service")}:
+        shutil.copy(one, units)
     said = run(["systemd-analyze", "verify", f"--root={tmp_path}", unit.name])
     assert [line for line in said.splitlines() if unit.name in line] == []
 
@@ -65,6 +69,33 @@ def test_the_controllers_command_serves_with_the_options_of_its_file(testbed_fol
     daemon.spawn()
     daemon.wait_ready(lambda: f"the controller serves on http://127.0.0.1:{port}" in daemon.tail())
     assert daemon.stop() == 0
+
+
+def test_a_request_waits_in_the_socket_of_systemd_while_the_controller_is_started_again(
+    testbed_folder: Path,
+) -> None:
+    folder = testbed_folder / "controller-socket"
+    folder.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        argv: list[str | Path] = [PROGRAMS / "fairlead", "controller", "--data", folder / "data"]
+        argv.append("--listen")
+        # Its address is that of the unit; the port must be the same.
+        daemon = Daemon([*argv, f"127.0.0.2:{port}"], folder / "log", listening=held)
+        serves = f"the controller serves on http://127.0.0.1:{port}"
+        daemon.spawn()
+        daemon.wait_ready(lambda: serves in daemon.tail())
+        assert daemon.stop() == 0
+        client = HTTPConnection("127.0.0.1", port, timeout=LONG)
+        client.request("GET", "/v1/health")
+        daemon.spawn()
+        with closing(client), client.getresponse() as answer:
+            assert answer.status == 200
+        assert daemon.stop() == 0
+        other = Daemon([*argv, f"127.0.0.1:{free_port()}"], folder / "other-log", listening=held)
+        other.spawn()
+        assert other.wait() == 1
+        assert "give both the same port" in other.tail()
 
 
 def test_the_shims_command_lends_jump_keys_where_its_file_says_so(testbed_folder: Path) -> None:

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 HELD_SECONDS = 8.0
 """A lease of 5 s ends in this time, and another controller leads."""
 _LOOK_SECONDS = 0.2
+ANSWERED_BEFORE_SECONDS = 0.2
+"""A change that still waits so long before the lease's end is answered."""
 MAX_HELD = 2048
 MAX_HELD_BYTES = 32 << 20
 _READ_AHEAD = 2 * KEPT_BYTES
@@ -34,8 +36,8 @@ class Lead(Protocol):
 
     def is_sure(self) -> bool: ...
 
-    def sure_for(self) -> float:
-        """Return the seconds for which it surely leads without another renewal."""
+    def lasts_for(self) -> float:
+        """Return the seconds until the lease runs out without another renewal."""
 
     async def until_known(self, seconds: float) -> bool:
         """Return whether it surely leads, as soon as that is known, or after so long."""
@@ -76,7 +78,7 @@ async def note_answer(request: web.BaseRequest, _response: web.StreamResponse) -
 
 
 class LeaseEnds(Exception):
-    """The lease is about to end, and the change still waits."""
+    """The lease ends now, and the change still waits."""
 
 
 class Changing:
@@ -95,11 +97,12 @@ class Changing:
         changing = asyncio.ensure_future(change)
         try:
             while True:
-                left = max(self._lead.sure_for(), _LOOK_SECONDS)
-                await asyncio.wait((changing,), timeout=left)
+                await asyncio.wait((changing,), timeout=max(self._left(), _LOOK_SECONDS))
                 if changing.done():
                     return changing.result()
-                if not self._lead.is_sure() and _waits_here(request):
+                # A change that waits for a provider of machines outlives many renewals, and is no
+                # reason to doubt one that is late.
+                if self._left() <= 0 and _waits_here(request):
                     break
         except asyncio.CancelledError:
             changing.cancel()
@@ -108,6 +111,10 @@ class Changing:
         self._late.add(changing)
         changing.add_done_callback(self._ended)
         raise LeaseEnds
+
+    def _left(self) -> float:
+        # Whole milliseconds: a timer that fires at the exact time may see a rest of nanoseconds.
+        return round(self._lead.lasts_for() - ANSWERED_BEFORE_SECONDS, 3)
 
     def _ended(self, changing: asyncio.Future[web.StreamResponse]) -> None:
         self._late.discard(changing)

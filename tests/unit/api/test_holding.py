@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from controller.api.http.holding import (
+    ANSWERED_BEFORE_SECONDS,
     HELD_SECONDS,
     Changing,
     Holding,
@@ -158,8 +159,8 @@ class Hanging:
     def __init__(self) -> None:
         self.now = 0.0
         self.lead = Leading(LEASE, lambda: self.now)
-        # Not sure for much longer: nobody waits for seconds in a test.
-        self.lead.renewed(SURE_SECONDS - LEASE + 0.01)
+        # It does not last much longer: nobody waits for seconds in a test.
+        self.lead.renewed(ANSWERED_BEFORE_SECONDS - LEASE + 0.01)
         self.answers = asyncio.Event()
         self.begun = asyncio.Event()
         self.done = 0
@@ -205,12 +206,50 @@ async def test_a_change_whose_commit_hangs_is_answered_before_the_lease_ends(
 ) -> None:
     asked = asyncio.create_task(hanging.post())
     await hanging.begun.wait()
-    hanging.now = LEASE - SURE_SECONDS
+    hanging.now = 0.01
     assert await asked == 503
     assert hanging.done == 0
     # It goes on: the database may have stored it, and the memory has to follow.
     hanging.answers.set()
     await eventually(lambda: hanging.done == 1)
+
+
+async def _change_of(seconds: float, renewed_after: tuple[float, ...]) -> tuple[str, float]:
+    """Return what became of a change that takes so long, and when. The lease is renewed then."""
+    loop = asyncio.get_running_loop()
+    lead = Leading(LEASE, loop.time)
+    lead.renewed(began := loop.time())
+    for after in renewed_after:
+        loop.call_later(after, lambda: lead.renewed(loop.time()))
+
+    async def change() -> web.StreamResponse:
+        await asyncio.sleep(seconds)
+        return web.Response()
+
+    changed = asyncio.create_task(change())
+    became = "done"
+    try:
+        await Changing(lead).answer(make_mocked_request("POST", "/"), changed)
+    except LeaseEnds:
+        became = "not known"
+    took = loop.time() - began
+    # It goes on in either case.
+    await changed
+    return became, took
+
+
+def test_a_change_that_waits_for_others_outlives_a_late_renewal_of_the_lease() -> None:
+    stories: list[tuple[float, tuple[float, ...], tuple[str, float]]] = [
+        (12.0, (4.7, 9.4), ("done", 12.0)),
+        (12.0, (4.7,), ("not known", 4.7 + LEASE - ANSWERED_BEFORE_SECONDS)),
+        (12.0, (), ("not known", LEASE - ANSWERED_BEFORE_SECONDS)),
+        (4.7, (), ("done", 4.7)),
+    ]
+    for seconds, renewed_after, expected in stories:
+        with asyncio.Runner(loop_factory=lambda: VirtualLoop(Random(0))) as runner:
+            became, took = runner.run(_change_of(seconds, renewed_after))
+        assert became == expected[0]
+        assert took == pytest.approx(expected[1])
 
 
 async def test_a_change_goes_on_while_its_body_comes_or_its_answer_has_begun(
@@ -225,7 +264,7 @@ async def test_a_change_goes_on_while_its_body_comes_or_its_answer_has_begun(
     slow = asyncio.create_task(hanging.post(data=body()))
     answering = asyncio.create_task(hanging.post("?answer"))
     await hanging.begun.wait()
-    hanging.now = LEASE - SURE_SECONDS
+    hanging.now = 0.01
     assert await hanging.post() == 503
     assert not slow.done()
     assert not answering.done()

@@ -7,12 +7,14 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from fairlead import settings
+from fairlead.connections import requests
 from fairlead.connections.addresses import PAUSES_SECONDS, Addresses
 from fairlead.errors import ApiError, ConnectionLost, NotFound, NotLoggedIn, SettingsError
 from fairlead.rest import ControllerClient
@@ -121,6 +123,37 @@ def test_a_request_that_was_sent_is_not_sent_to_another_unless_it_is_repeatable(
     client = of(first.url, second.url)
     with pytest.raises(ConnectionLost):
         client.submit({"configuration": {}})
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[str]:
+    """One whose process is paused: its kernel takes connections and what they say."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_controller_that_takes_a_request_and_says_nothing_is_passed_over(
+    play: Callable[[], _Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "SILENT_SECONDS", 0.05)
+    second, told = play(), Told()
+    with paused() as silent:
+        client = of(silent, second.url, told=told)
+        assert client.get("/v1/x") == second.body
+    assert told == [f"{silent} is passed over: it does not answer; {second.url} answers"]
+
+
+def test_the_last_address_and_a_request_that_may_not_be_repeated_have_their_whole_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(requests, "SILENT_SECONDS", 0.0)  # any wait would be over at once
+    monkeypatch.setattr(requests, "ANSWER_SECONDS", 0.2)
+    with paused() as silent:
+        for client, method in ((of(silent, nobody()), "POST"), (of(nobody(), silent), "GET")):
+            began = time.monotonic()
+            with pytest.raises(ConnectionLost, match="does not answer"):
+                client._request(method, "/v1/x")
+            assert time.monotonic() - began > 0.2
 
 
 def test_an_upload_begins_again_at_the_next_address(play: Callable[[], _Played]) -> None:
