@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -14,10 +14,11 @@ import msgspec
 import sqlalchemy as sa
 
 from controller.lifecycle.model import Attempt, RunState
-from controller.store import queries, schema
+from controller.store import queries, schema, turns
 from controller.store.accounts import StoredToken, User
-from controller.store.base import StoredEvent
+from controller.store.base import USE_SECONDS, Sight, StoredEvent
 from controller.store.errors import StoreHangs, StoreUnavailable, StoreUnusable
+from controller.store.peers import sight_of
 from controller.store.sessions import Session
 from controller.store.sql_errors import as_store_error
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
@@ -197,6 +198,32 @@ class Moment:
     async def account_of(self, token_id: str) -> tuple[User, StoredToken] | None:
         """Return the token with this id and its user."""
         return await self._read(lambda connection: queries.account_of(connection, token_id))
+
+    async def attempts_on(
+        self, node_id: str, since: float, limit: int
+    ) -> list[tuple[str, Attempt]]:
+        return await self._read(
+            lambda connection: queries.attempts_on(connection, node_id, since, limit)
+        )
+
+    async def beginning(self, now: float) -> turns.Beginning:
+        """Return all that is live. `now`: Unix seconds."""
+        used_since = now - USE_SECONDS
+        return await self._read(lambda connection: turns.beginning(connection, used_since))
+
+    async def changed_since(self, known: turns.Turn) -> tuple[turns.Turn, turns.Changed] | None:
+        """See `turns.since`."""
+        return await self._read(lambda connection: turns.since(connection, known))
+
+    async def news(
+        self, changed: turns.Changed, known: Mapping[str, Sequence[str]]
+    ) -> turns.News:
+        """See `turns.news`."""
+        return await self._read(lambda connection: turns.news(connection, changed, known))
+
+    async def sight(self) -> Sight:
+        """Return the controllers that share the database."""
+        return await self._read(sight_of)
 
     async def node_names(self) -> dict[str, str]:
         """Return the names of all nodes by id."""

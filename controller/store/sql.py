@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import sqlalchemy as sa
 
 from controller.lifecycle.model import Attempt, RunState
-from controller.store import queries, schema, writes
+from controller.store import queries, schema, turns, writes
 from controller.store.base import USE_SECONDS, Boot, Changes, Sight, Snapshot, StoredEvent
 from controller.store.errors import (
     LeaseLost,
@@ -75,6 +75,10 @@ class Database(Protocol):
 
         It belongs to the transaction that takes or renews the lease.
         """
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other controllers may follow what this one commits."""
 
     def sight(self, connection: sa.Connection) -> Sight | None:
         """Return the controllers that share the database; None: it is not shared."""
@@ -138,6 +142,8 @@ class SqlStore:
         self._reader: sa.Engine | None = None
         self._scrubber: Scrubber | None = None
         self._is_closing = False
+        self._leader = secrets.token_hex(4)
+        """Of the turns of this life: a promoted standby may give out their numbers again."""
 
     async def open(self) -> Boot:
         # One thread each: SQLite has one writer at a time, and a connection serves one thread.
@@ -214,8 +220,13 @@ class SqlStore:
         )
 
     async def commit(self, changes: Changes) -> None:
+        def write(connection: sa.Connection) -> None:
+            writes.write(connection, changes)
+            if self.database.is_shared:
+                turns.note(connection, changes, self._leader)
+
         try:
-            await self._write(lambda connection: writes.write(connection, changes))
+            await self._write(write)
         except StoreRefused as error:
             raise await self._blame(changes, str(error)) from error.__cause__
         if writes.drops_values(changes):
