@@ -16,8 +16,9 @@ from controller.clock import Clock
 from controller.forwarding.final_logs import FinalLogs
 from controller.forwarding.leader_feed import LeaderFeed
 from controller.forwarding.live_logs import LiveLogs
-from controller.forwarding.reads import NeedsLeader, Proof
+from controller.forwarding.reads import Proof
 from controller.forwarding.watch_reads import MayNotSee, WatchReads
+from controller.replica.alone import NeedsLeader
 from controller.service.accounts.users import Gate
 from controller.store.reading import StoreReader
 from controller.web import live

@@ -25,8 +25,10 @@ from controller.api.http.streams import STREAMS, end_streams
 from controller.forwarding.follower_links import HANDSHAKE_SECONDS, LINK_PATH
 from controller.forwarding.forwarder import Forwarder, LeaderLate
 from controller.forwarding.leader_links import LeaderLinks
-from controller.forwarding.reads import NeedsLeader, Reads
+from controller.forwarding.reads import Reads
 from controller.relay import Leader
+from controller.replica.alone import LeaderKnowsMore, NeedsLeader, alone
+from controller.replica.answers import Answers
 from controller.store.errors import StoreError, StoreHangs
 from controller.web.assets import STATIC_PATH, Assets
 from controller.web.sessions import PATH
@@ -34,6 +36,8 @@ from controller.web.sessions import PATH
 SHUTDOWN_SECONDS = 0.5
 LEADER_SECONDS = 8.0
 """So long a read waits for the leader's answer after the database has given none."""
+SOON_SECONDS = 1.5
+"""So long an answer that is right without the leader waits for what only it knows."""
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
 
@@ -47,13 +51,14 @@ class Follower:
         certificate: ssl.SSLContext | None,
         service_domain: str | None = None,
         reads: Reads | None = None,
+        answers: Answers | None = None,
     ) -> None:
         self._links = links
         self._certificate = certificate
         self.forwarder = Forwarder(self._links)
         logging.getLogger("aiohttp.server").addFilter(is_our_failure)
         self._runner = web.AppRunner(
-            make_app(self.forwarder, service_domain, reads),
+            make_app(self.forwarder, service_domain, reads, answers),
             access_log=None,
             auto_decompress=False,
             keepalive_timeout=HEAD_SECONDS,
@@ -106,11 +111,14 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
 
 
 def make_app(
-    forwarder: Forwarder, service_domain: str | None = None, reads: Reads | None = None
+    forwarder: Forwarder,
+    service_domain: str | None = None,
+    reads: Reads | None = None,
+    answers: Answers | None = None,
 ) -> web.Application:
     """Return the application of a follower. `service_domain`: that of the leader's proxy, which has
-    all paths of its names. `reads`: what is answered from the database and the bucket
-    of logs."""
+    all paths of its names. `reads`: what is answered from the database and the bucket of logs;
+    `answers`: from a copy of the leader's state."""
     assets = Assets()
     domain = service_domain or LOCAL_DOMAIN
 
@@ -131,6 +139,8 @@ def make_app(
             if is_plain and is_ours(request):
                 try:
                     return await answer(request)
+                except LeaderKnowsMore:
+                    return await with_leader(request, answer)
                 except StoreHangs as hangs:
                     try:
                         return await forwarder.forward(request, LEADER_SECONDS)
@@ -143,6 +153,16 @@ def make_app(
 
         return endpoint
 
+    async def with_leader(request: web.Request, answer: Answer) -> web.StreamResponse:
+        try:
+            return await forwarder.forward(request, SOON_SECONDS)
+        except LeaderLate:
+            try:
+                with alone():
+                    return await answer(request)
+            except (NeedsLeader, StoreError):
+                return await forwarder.forward(request)
+
     async def no_link(request: web.Request) -> web.StreamResponse:
         """A follower of another controller believes that this one leads."""
         raise web.HTTPServiceUnavailable
@@ -154,7 +174,28 @@ def make_app(
     app.on_response_prepare.append(tidy)
     app.router.add_get(LINK_PATH, no_link)
     app.router.add_get(STATIC_PATH, static)
-    for path, answer in ({} if reads is None else reads.routes).items():
+    for path, answer in _answered(reads, answers).items():
         app.router.add_route("GET", path, here(answer))
     app.router.add_route("*", "/{rest:.*}", forwarder.forward)
     return app
+
+
+def _answered(reads: Reads | None, answers: Answers | None) -> dict[str, Answer]:
+    """Return what is answered here, by the path of the route."""
+    found = {} if reads is None else dict(reads.routes)
+    for path, answer in ({} if answers is None else answers.routes).items():
+        known = found.get(path)
+        found[path] = answer if known is None else _either(known, answer)
+    return found
+
+
+def _either(first: Answer, second: Answer) -> Answer:
+    """Return what answers by `first`, which needs no copy, or else by `second`."""
+
+    async def either(request: web.Request) -> web.StreamResponse:
+        try:
+            return await first(request)
+        except NeedsLeader:
+            return await second(request)
+
+    return either

@@ -25,6 +25,7 @@ from controller.api.runs.runs import RunsAnswer, RunSubmission
 from controller.api.views import past_attempt_view, run_summary, run_view
 from controller.clock import Clock
 from controller.lifecycle.model import RunState
+from controller.replica.alone import NeedsLeader
 from controller.service.accounts.users import Credential, Gate
 from controller.service.runs.lookup import RunReader
 from controller.store.accounts import User
@@ -33,10 +34,6 @@ from fairlead.model.statuses import OutputsState
 from fairlead.queries import AttemptQuery, EventQuery, Query, RunQuery
 
 Q = TypeVar("Q", bound=Query)
-
-
-class NeedsLeader(Exception):
-    """The answer has something that only the leader knows."""
 
 
 class Proof(msgspec.Struct, frozen=True):

@@ -54,12 +54,14 @@ class StoreReader:
         """Whether the thread still waits for an answer that nobody waits for any more."""
 
     @asynccontextmanager
-    async def moment(self) -> AsyncIterator[Moment]:
+    async def moment(self, seconds: float | None = None) -> AsyncIterator[Moment]:
         """Return the state at one moment, within this block. Raises StoreUnavailable, also if the
-        database has the schema of another version, does not answer soon, or many wait for it."""
+        database has the schema of another version, does not answer within `seconds` (None:
+        `answer_seconds`), or many wait for it."""
         if self._waiting >= MAX_WAITING:
             raise StoreHangs("many reads wait for the database already")
-        until = asyncio.get_running_loop().time() + self.answer_seconds
+        limit = self.answer_seconds if seconds is None else seconds
+        until = asyncio.get_running_loop().time() + limit
         self._waiting += 1
         try:
             await self._turn(until)
@@ -215,9 +217,7 @@ class Moment:
         """See `turns.since`."""
         return await self._read(lambda connection: turns.since(connection, known))
 
-    async def news(
-        self, changed: turns.Changed, known: Mapping[str, Sequence[str]]
-    ) -> turns.News:
+    async def news(self, changed: turns.Changed, known: Mapping[str, Sequence[str]]) -> turns.News:
         """See `turns.news`."""
         return await self._read(lambda connection: turns.news(connection, changed, known))
 

@@ -156,9 +156,7 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
     gateways: tuple[Gateway, ...] | None = None
 
 
-def news(
-    connection: sa.Connection, changed: Changed, known: Mapping[str, Sequence[str]]
-) -> News:
+def news(connection: sa.Connection, changed: Changed, known: Mapping[str, Sequence[str]]) -> News:
     """Return what is stored of what changed. `known`: by run, the ids of the allocations whose end
     somebody has not seen."""
     states = {state.run.id: state for state in queries.live_states(connection, changed.runs)}
