@@ -34,9 +34,9 @@ from tests.support.postgresql_server import PostgresqlServer
 from tests.support.processes import ControllerProcess
 from tests.support.waiting import wait_until
 
-_RUN = {"type": "task", "image": "busybox", "commands": ["true"], "resources": {"cpu": 1}}
+RUN = {"type": "task", "image": "busybox", "commands": ["true"], "resources": {"cpu": 1}}
 _LOCAL = ("logs", "outputs", "blobs", "metrics", "controller.lock", "installation")
-_NET = f"10.93.{os.getpid() % 256}"
+NET = f"10.93.{os.getpid() % 256}"
 """Another proof may run beside this one."""
 _CLIENTS = 3
 _PAUSE = 0.02
@@ -56,7 +56,7 @@ class Machines:
         run(["ip", "-n", self._hub, "link", "add", "br0", "type", "bridge"])
         run(["ip", "-n", self._hub, "link", "set", "br0", "up"])
         run(["ip", "link", "add", name, "type", "veth", "peer", "name", "here", "netns", self._hub])
-        run(["ip", "address", "add", f"{_NET}.1/24", "dev", name])
+        run(["ip", "address", "add", f"{NET}.1/24", "dev", name])
         run(["ip", "link", "set", name, "up"])
         self._plug_in("here")
 
@@ -66,7 +66,7 @@ class Machines:
     def add(self) -> tuple[str, str]:
         """Return the namespace and the address of one more."""
         self._count += 1
-        name, address = f"{self._name}{self._count}", f"{_NET}.{10 + self._count}"
+        name, address = f"{self._name}{self._count}", f"{NET}.{10 + self._count}"
         run(["ip", "netns", "add", name])
         peer = ["type", "veth", "peer", "name", "up0", "netns", name]
         run(["ip", "-n", self._hub, "link", "add", name, *peer])
@@ -183,7 +183,7 @@ class Clients:
             time.sleep(_PAUSE)
 
     def _submit(self, client: ControllerClient, key: str) -> None:
-        body = {"configuration": _RUN, "name": f"t-{key[:12]}", "client_key": key}
+        body = {"configuration": RUN, "name": f"t-{key[:12]}", "client_key": key}
         while True:
             try:
                 client.submit(body)
@@ -265,7 +265,7 @@ def main() -> None:
         closing.callback(shutil.rmtree, folder, ignore_errors=True)
         machines = Machines(f"fl{os.getpid()}x")
         closing.callback(machines.close)
-        server = PostgresqlServer(folder / "pg", f"{_NET}.1")
+        server = PostgresqlServer(folder / "pg", f"{NET}.1")
         server.start()
         closing.callback(server.stop)
         crew = Crew(folder, server.new_database(), machines)
