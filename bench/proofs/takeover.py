@@ -88,23 +88,23 @@ class Machines:
 class Machine:
     """A controller in its namespace."""
 
-    def __init__(self, machines: Machines, folder: Path, database: str) -> None:
+    def __init__(self, machines: Machines, folder: Path, database: str, *options: str) -> None:
         self.name, address = machines.add()
         made = ControllerProcess(folder / self.name, "--database", database)
         made.url = f"http://{address}:{made.port}"
         argv = made.daemon.argv
         argv[argv.index("--listen") + 1] = f"{address}:{made.port}"
-        argv.extend(["--url", made.url, "--log-level", "error"])
+        argv.extend(["--url", made.url, "--log-level", "error", *options])
         argv[:0] = map(str, inside(self.name))
         self.controller = made
 
 
 class Crew:
-    """Three machines on one database."""
+    """Three machines on one database. `options`: more ones of each controller."""
 
-    def __init__(self, folder: Path, database: str, machines: Machines) -> None:
+    def __init__(self, folder: Path, database: str, machines: Machines, *options: str) -> None:
         self._machines = machines
-        self.all = [Machine(machines, folder, database) for _ in range(3)]
+        self.all = [Machine(machines, folder, database, *options) for _ in range(3)]
         first, *others = [machine.controller for machine in self.all]
         first.start()
         for other in others:
