@@ -183,19 +183,21 @@ def make_app(
 def _answered(reads: Reads | None, answers: Answers | None) -> dict[str, Answer]:
     """Return what is answered here, by the path of the route."""
     found = {} if reads is None else dict(reads.routes)
-    for path, answer in ({} if answers is None else answers.routes).items():
-        known = found.get(path)
-        found[path] = answer if known is None else _either(known, answer)
+    if answers is not None:
+        for path, answer in answers.routes.items():
+            known = found.get(path)
+            found[path] = answer if known is None else _either(known, answer, answers)
     return found
 
 
-def _either(first: Answer, second: Answer) -> Answer:
-    """Return what answers by `first`, which needs no copy, or else by `second`."""
+def _either(from_database: Answer, from_copy: Answer, answers: Answers) -> Answer:
+    """Return what answers from the copy, which takes less than a read of the database, if there is
+    one; for a first answer, or one that needs no more, nothing else has to be read."""
 
     async def either(request: web.Request) -> web.StreamResponse:
-        try:
-            return await first(request)
-        except NeedsLeader:
-            return await second(request)
+        if not answers.has_copy:
+            with contextlib.suppress(NeedsLeader):
+                return await from_database(request)
+        return await from_copy(request)
 
     return either

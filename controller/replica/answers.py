@@ -191,6 +191,10 @@ class Answers:
         paths = [prefix + path for prefix in ("", API) for path in sorted(ANSWERED)]
         return {path: self._answer(path) for path in (*paths, *_paths_of_pages())}
 
+    @property
+    def has_copy(self) -> bool:
+        return self._following.is_loaded
+
     def _answer(self, path: str) -> Answer:
         async def answer(request: web.Request) -> web.StreamResponse:
             # Before the read: what is committed later may not be in the page.

@@ -75,6 +75,7 @@ class Bed:
         self.forwarder: NotedForwarder
         self.reader: StoreReader
         self.controller: Controller
+        self.database: SqliteDatabase
 
     async def submit(self, name: str, token: str = USER_TOKEN, **more: Any) -> str:
         body = {"configuration": {**TASK, **more}, "name": name}
@@ -135,6 +136,7 @@ async def opened_bed(
     ):
         made = Bed(leader, follower)
         made.forwarder, made.reader, made.controller = forwarder, reader, running
+        made.database = database
         yield made
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)

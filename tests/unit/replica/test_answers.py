@@ -7,9 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from msgspec.structs import replace
 
+from controller.api.app import ROUTES
 from controller.clock import SystemClock, system_chance
+from controller.forwarding import reads
 from controller.forwarding.reads import Reads
 from controller.lifecycle.model import (
     Fleet,
@@ -19,16 +22,22 @@ from controller.lifecycle.model import (
     NodeGpu,
     NodeStatus,
 )
-from controller.replica.answers import AnsweringCopy, Answers, ForPages
+from controller.replica.answers import ANSWERED, AnsweringCopy, Answers, ForPages, Told
 from controller.replica.copy import Chosen
 from controller.replica.reading import Following
 from controller.service import Settings
+from controller.store import schema
 from controller.store.reading import StoreReader
 from controller.store.sqlite import SqliteDatabase
 from controller.store.turns import Beginning
+from controller.web.app import session_key
 from controller.web.assets import Assets
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN
-from tests.unit.forwarding.test_reads import Bed, answered, bearer, opened_bed
+from tests.unit.forwarding.test_reads import TO_THE_LEADER, Bed, answered, bearer, opened_bed
+from tests.unit.forwarding.watching import SECRET
+
+PAGES_KEY = session_key(SECRET)
+CLOCK = SystemClock()
 
 
 class NoFeed:
@@ -38,23 +47,23 @@ class NoFeed:
     revision = 0
 
 
-def make_answers(reader: StoreReader, database: SqliteDatabase) -> Answers:
-    clock, chance = SystemClock(), system_chance()
-    pages = ForPages(key=b"key", now=asyncio.get_running_loop().time, assets=Assets())
+def make_answers(reader: StoreReader, database: SqliteDatabase, feed: Told) -> Answers:
+    chance = system_chance()
+    pages = ForPages(key=PAGES_KEY, now=asyncio.get_running_loop().time, assets=Assets())
     chosen = Chosen(settings=Settings(node_key="ssh-ed25519 AAAA"))
 
     def made(beginning: Beginning) -> AnsweringCopy:
-        return AnsweringCopy(beginning, reader, clock, chance, chosen, pages)
+        return AnsweringCopy(beginning, reader, CLOCK, chance, chosen, pages)
 
-    return Answers(Following(StoreReader(database.reader), made, clock), NoFeed())
+    return Answers(Following(StoreReader(database.reader), made, CLOCK), feed)
 
 
 @pytest.fixture
 async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
-    def reads(reader: StoreReader) -> Reads:
-        return Reads(reader, SystemClock())
+    def answers(reader: StoreReader, database: SqliteDatabase) -> Answers:
+        return make_answers(reader, database, NoFeed())
 
-    async with opened_bed(tmp_path, reads, answers=make_answers) as made:
+    async with opened_bed(tmp_path, lambda reader: Reads(reader, CLOCK), answers=answers) as made:
         yield made
 
 
@@ -117,6 +126,113 @@ async def test_each_list_of_a_follower_is_the_leaders(bed: Bed) -> None:
     await bed.stop("live")
     await bed.submit("live")
     await assert_equal(bed)
+
+
+async def status(bed: Bed, path: str, token: str = ADMIN_TOKEN, **more: str) -> int:
+    async with bed.follower.get(path, headers={**bearer(token), **more}) as answer:
+        return answer.status
+
+
+async def test_each_route_is_answered_here_or_known_to_be_the_leaders() -> None:
+    routes = {route.path for route in ROUTES if route.method == "GET"}
+    elsewhere = set(reads.PATHS)
+    assert routes - ANSWERED - elsewhere == OF_THE_LEADER
+    assert routes >= ANSWERED
+
+
+OF_THE_LEADER = {
+    "/v1/health",
+    # Of live attempts, and of the bucket: `LogReads` answers what it can.
+    "/v1/runs/{run}/logs",
+    "/v1/runs/{run}/logs/ws",
+    "/v1/runs/{run}/logs/window",
+    "/v1/runs/{run}/logs/search",
+    # `WatchReads` answers them from the feed.
+    "/v1/runs/{run}/watch",
+    "/v1/events/watch",
+    # It alone is connected to nodes, gateways and providers, and has files of the past.
+    "/v1/runs/{run}/metrics",
+    "/v1/runs/{run}/metrics/history",
+    "/v1/runs/{run}/outputs",
+    "/v1/runs/{run}/outputs/archive",
+    "/v1/runs/{run}/ports/{port}",
+    "/v1/runs/{run}/terminal",
+    "/v1/nodes/{node}/doctor",
+    "/v1/providers/{provider}/trial",
+    "/v1/providers/{provider}/offers",
+    "/v1/machine-orphans",
+    "/v1/gateways",
+    "/v1/gateways/{gateway}",
+    "/v1/services/{run}",
+    "/v1/blobs/{blob}",
+}
+
+
+async def test_a_token_that_was_revoked_and_a_role_that_was_taken_count_at_once(bed: Bed) -> None:
+    assert await status(bed, "/v1/users/ada", ADMIN_TOKEN) == 200
+    assert await status(bed, "/v1/users/admin", USER_TOKEN) == 403
+    async with bed.leader.patch(
+        "/v1/users/ada", json={"role": "admin"}, headers=bearer(ADMIN_TOKEN)
+    ) as answer:
+        assert answer.status == 200, await answer.text()
+    assert await status(bed, "/v1/users/admin", USER_TOKEN) == 200
+    async with bed.leader.delete("/v1/tokens/t1", headers=bearer(USER_TOKEN)) as answer:
+        assert answer.status == 200
+    assert await status(bed, "/v1/users/ada", ADMIN_TOKEN) == 401
+    assert await status(bed, "/v1/nodes", ADMIN_TOKEN) == 401
+
+
+async def test_who_wrote_finds_it_in_each_list_at_once(bed: Bed) -> None:
+    for number in range(20):
+        name = f"fleet-{number}"
+        body = {"name": name}
+        async with bed.leader.post("/v1/fleets", json=body, headers=bearer(ADMIN_TOKEN)) as answer:
+            assert answer.status == 201
+        _, shown, _ = await answered(bed.follower, "/v1/fleets?limit=1000", ADMIN_TOKEN)
+        assert name in [one["name"] for one in shown["fleets"]]
+
+
+async def test_many_at_once_see_what_was_written_before_each_of_them_came(bed: Bed) -> None:
+    async def write_and_read(number: int) -> None:
+        run = await bed.submit(f"run-{number}")
+        code, shown, _ = await answered(bed.follower, f"/v1/runs/{run}/explain", USER_TOKEN)
+        assert (code, shown["run"]) == (200, run)
+
+    await asyncio.gather(*(write_and_read(number) for number in range(30)))
+
+
+async def test_pages_of_other_origins_and_odd_requests_are_left_to_the_leader(bed: Bed) -> None:
+    assert await status(bed, "/v1/nodes") == 200
+    assert await status(bed, "/v1/nodes", Origin="https://page.example") == TO_THE_LEADER
+    assert await status(bed, "/v1/nodes", Host="name.localhost") == TO_THE_LEADER
+    async with bed.follower.head("/v1/nodes", headers=bearer(ADMIN_TOKEN)) as answer:
+        assert answer.status == TO_THE_LEADER
+    bed.forwarder.is_leading = True
+    assert await status(bed, "/v1/nodes") == TO_THE_LEADER
+
+
+async def test_a_database_that_is_away_or_of_another_version_shows_no_old_list(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await status(bed, "/v1/nodes") == 200
+    monkeypatch.setattr("controller.store.reading.schema.SCHEMA_VERSION", "another")
+    for path in ("/v1/nodes", "/v1/me", "/dashboard/login"):
+        assert await status(bed, path) == TO_THE_LEADER
+
+
+async def test_turns_that_are_forgotten_or_another_ones_make_it_read_all_again(bed: Bed) -> None:
+    assert await status(bed, "/v1/nodes") == 200
+    pipeline = bed.controller.pipeline
+    await pipeline.save_node(a_node("gpu-1"), "gpu-1")
+    engine = bed.database.writer()
+    with engine.begin() as connection:
+        connection.execute(sa.update(schema.turns).values(leader="another"))
+    await assert_equal(bed)
+    await pipeline.save_node(a_node("gpu-2"), "gpu-2")
+    with engine.begin() as connection:
+        connection.execute(sa.delete(schema.turns))
+    await assert_equal(bed)
+    engine.dispose()
 
 
 def a_node(name: str) -> Node:
