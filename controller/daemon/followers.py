@@ -37,7 +37,7 @@ from controller.store.sql import Database
 from controller.store.turns import Beginning
 from controller.tls import ServerCertificate
 from controller.web.app import session_key
-from controller.web.assets import Assets
+from controller.web.assets import installed
 
 
 async def follower(
@@ -76,7 +76,7 @@ async def _answers(
 ) -> Answers:
     """Raises CannotStart."""
     key = await asyncio.to_thread(_key, options)
-    clock, chance, assets = SystemClock(), system_chance(), Assets()
+    clock, chance, assets = SystemClock(), system_chance(), installed()
     chosen = Chosen(
         settings=Settings(
             defaults=options.defaults,

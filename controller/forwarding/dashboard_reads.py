@@ -23,7 +23,7 @@ from controller.service.accounts.users import Gate
 from controller.store.reading import StoreReader
 from controller.web import live
 from controller.web.app import HEADERS
-from controller.web.assets import Assets
+from controller.web.assets import installed
 from controller.web.sessions import PATH, Sessions
 
 API = PATH + "/api"
@@ -46,7 +46,7 @@ class DashboardReads(WatchReads):
     ) -> None:
         super().__init__(store, clock, feed, logs, live_logs)
         self._site = site or Site()
-        self._assets = Assets()
+        self._assets = installed()
         # Its gate is empty: who has the token of a login is asked of the database.
         self._sessions = Sessions(key, Gate((), (), clock), clock, self._site.client)
 

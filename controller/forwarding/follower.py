@@ -30,7 +30,7 @@ from controller.relay import Leader
 from controller.replica.alone import LeaderKnowsMore, NeedsLeader, alone
 from controller.replica.answers import Answers
 from controller.store.errors import StoreError, StoreHangs
-from controller.web.assets import STATIC_PATH, Assets
+from controller.web.assets import STATIC_PATH, installed
 from controller.web.sessions import PATH
 
 SHUTDOWN_SECONDS = 0.5
@@ -119,7 +119,7 @@ def make_app(
     """Return the application of a follower. `service_domain`: that of the leader's proxy, which has
     all paths of its names. `reads`: what is answered from the database and the bucket of logs;
     `answers`: from a copy of the leader's state."""
-    assets = Assets()
+    assets = installed()
     domain = service_domain or LOCAL_DOMAIN
 
     def is_ours(request: web.Request) -> bool:

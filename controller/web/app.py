@@ -27,7 +27,7 @@ from controller.service.accounts.users import Credential
 from controller.store.accounts import StoredToken
 from controller.store.errors import StoreError
 from controller.web import live, sessions
-from controller.web.assets import STATIC_PATH, Assets
+from controller.web.assets import STATIC_PATH, Assets, installed
 from controller.web.opening import Opening
 from controller.web.page import Done, Page, PageRoute, Renderer, Section, Visit
 from controller.web.pages import (
@@ -126,7 +126,7 @@ class Dashboard:
         self.opening = Opening(self._site, service_domain, key)
         self._client = self._site.client
         self._service = service
-        self._assets = Assets() if assets is None else assets
+        self._assets = installed() if assets is None else assets
         self._renderer = Renderer(self._assets)
         self._sessions = Sessions(key, service.gate, service.clock, self._client)
         self._shared = SharedFragments(service.runs.changes(None), now)
