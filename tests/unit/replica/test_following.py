@@ -14,9 +14,11 @@ from msgspec.structs import replace
 from controller.clock import Chance
 from controller.lifecycle.model import Band, Fleet, NodeStatus, Run, RunState
 from controller.lifecycle.reports import NodeGone, StopRequested, TaskRemoved
+from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.replica.copy import Chosen, Copy
 from controller.replica.reading import Following
+from controller.scheduling.index import CapacityIndex
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service.machines.use import node_uses
 from controller.store.base import Changes
@@ -24,11 +26,12 @@ from controller.store.reading import StoreReader
 from controller.store.sql import SqlStore
 from controller.store.turns import Beginning
 from fairlead.model.reasons import Reason
-from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AllocationState, AttemptStatus
 from tests.doubles.clock import ManualClock
 from tests.doubles.watched_databases import FollowedSqlite
 from tests.unit.pipelines.parts import Ids, steady_chance, submitted
 from tests.unit.scheduling.cluster import gpu_node
+from tests.unit.store.samples import a_run, an_attempt
 from tests.unit.store.test_turns import ADA
 
 NODES = ("n1", "n2", "n3")
@@ -39,6 +42,7 @@ class Leader:
     """A leader that takes turns over SQLite, and a follower of it."""
 
     def __init__(self, store: SqlStore, reader: StoreReader, own: StoreReader) -> None:
+        self.store = store
         self.clock = ManualClock(1_000_000.0)
         self.ids = Ids()
         chance = Chance(new_id=self.ids, jitter=lambda: 0.0)
@@ -171,3 +175,34 @@ async def test_a_follower_has_what_the_leader_has(tmp_path: Path, seed: int) -> 
                 await leader.act(random)
             await leader.assert_is_followed()
         assert leader.made == 1
+
+
+async def test_use_stays_counted_when_its_allocation_leaves_the_state(tmp_path: Path) -> None:
+    """A leader that trims a run keeps what it used; the follower sees only what is left of it."""
+    async with a_leader(tmp_path) as leader:
+        store, first = leader.store, a_run(user="ann")
+        (job,) = first.jobs
+        held = replace(first.allocations[0], state=AllocationState.HELD, released_at=None)
+        job = replace(job, attempts=(replace(job.attempts[0], occurrence=1),))
+        before = replace(first, jobs=(job,), allocations=(held,))
+        await store.commit(Changes(runs={first.run.id: (None, before)}))
+        copy = await leader.following.now()
+        over = replace(held, state=AllocationState.RELEASED, released_at=held.created_at + 3600)
+        # The attempts that had it are no longer among the recent ones.
+        later = [
+            replace(an_attempt(first.run.id, number, status=AttemptStatus.FAILED), occurrence=1)
+            for number in range(10, 10 + 2 * KEPT_ATTEMPTS)
+        ]
+        after = replace(
+            before,
+            jobs=(replace(job, attempts=(*job.attempts, *later)),),
+            allocations=(over,),
+        )
+        await store.commit(Changes(runs={first.run.id: (before, after)}))
+        assert await leader.following.now() is copy
+        assert copy._pipeline.runs[first.run.id].allocations == ()
+        index = CapacityIndex()
+        index.run_changed(first.run.id, after)
+        now = over.created_at + 7200
+        assert copy._pipeline.scheduler.used("ann", now) == index.use.used("ann", now)
+        assert index.use.used("ann", now) != (0, 0)
