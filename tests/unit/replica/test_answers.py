@@ -47,10 +47,12 @@ class NoFeed:
     revision = 0
 
 
-def make_answers(reader: StoreReader, database: SqliteDatabase, feed: Told) -> Answers:
+def make_answers(
+    reader: StoreReader, database: SqliteDatabase, feed: Told, providers: tuple[str, ...] = ()
+) -> Answers:
     chance = system_chance()
     pages = ForPages(key=PAGES_KEY, now=asyncio.get_running_loop().time, assets=Assets())
-    chosen = Chosen(settings=Settings(node_key="ssh-ed25519 AAAA"))
+    chosen = Chosen(settings=Settings(node_key="ssh-ed25519 AAAA"), providers=providers)
 
     def made(beginning: Beginning) -> AnsweringCopy:
         return AnsweringCopy(beginning, reader, CLOCK, chance, chosen, pages)
