@@ -14,7 +14,7 @@ from controller.replica.answers import LEADER_AWAY, Answers
 from controller.store.base import Changes
 from controller.store.reading import StoreReader
 from controller.store.sqlite import SqliteDatabase
-from fairlead.model.statuses import AttemptStatus, OutputsState
+from fairlead.model.statuses import AttemptStatus
 from tests.unit.api.conftest import ADMIN_TOKEN
 from tests.unit.forwarding.test_reads import TO_THE_LEADER, Bed, bearer, opened_bed
 from tests.unit.replica.test_answers import CLOCK, NoFeed, make_answers
@@ -48,8 +48,8 @@ def collecting() -> RunState:
     state = a_run()
     (job,) = state.jobs
     *before, last = job.attempts
-    outputs = replace(last.outputs, state=OutputsState.COLLECTING)
-    last = replace(last, status=AttemptStatus.TERMINATING, outputs=outputs)
+    seen = replace(last.seen, has_outputs=True, outputs=None)
+    last = replace(last, status=AttemptStatus.TERMINATING, seen=seen)
     return replace(state, jobs=(replace(job, attempts=(*before, last)),))
 
 
