@@ -34,7 +34,7 @@ from controller.service import ControllerService, Settings
 from controller.service.jobs.logs import follow_log
 from controller.store.reading import StoreReader
 from controller.store.sql import Database
-from controller.store.turns import Beginning
+from controller.store.turns.news import Beginning
 from controller.tls import ServerCertificate
 from controller.web.app import session_key
 from controller.web.assets import installed

@@ -15,7 +15,7 @@ from controller.pipelines.run_pipeline import ANY_NODE, RunPipeline
 from controller.pipelines.seams import TurnListener
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.store.base import Snapshot, Store
-from controller.store.turns import News
+from controller.store.turns.news import News
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AllocationState
 
 

@@ -22,7 +22,7 @@ from controller.replica.copy import Chosen, Copy
 from controller.replica.reading import Following
 from controller.service.accounts.users import Credential
 from controller.store.reading import StoreReader
-from controller.store.turns import Beginning
+from controller.store.turns.news import Beginning
 from controller.web.app import Dashboard
 from controller.web.assets import Assets
 from controller.web.sessions import PATH

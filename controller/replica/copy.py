@@ -33,7 +33,8 @@ from controller.service.accounts.users import Gate
 from controller.service.ssh_keys import HostKeys
 from controller.store.base import Gateway, Snapshot
 from controller.store.reading import StoreReader
-from controller.store.turns import Beginning, News, Turn
+from controller.store.turns.news import Beginning, News
+from controller.store.turns.notes import Turn
 from controller.traffic.routes import RouteTable
 
 

@@ -12,7 +12,7 @@ from controller.pipelines.followed_runs import LostTrack
 from controller.replica.copy import Copy
 from controller.store.errors import StoreHangs
 from controller.store.reading import StoreReader
-from controller.store.turns import Beginning
+from controller.store.turns.news import Beginning
 
 C = TypeVar("C", bound=Copy)
 WAIT_SECONDS = 2.0

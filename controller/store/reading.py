@@ -14,13 +14,14 @@ import msgspec
 import sqlalchemy as sa
 
 from controller.lifecycle.model import Attempt, RunState
-from controller.store import queries, schema, turns
+from controller.store import queries, schema
 from controller.store.accounts import StoredToken, User
 from controller.store.base import USE_SECONDS, Sight, StoredEvent
 from controller.store.errors import StoreHangs, StoreUnavailable, StoreUnusable
 from controller.store.peers import sight_of
 from controller.store.sessions import Session
 from controller.store.sql_errors import as_store_error
+from controller.store.turns import news, notes
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
 T = TypeVar("T")
@@ -208,18 +209,18 @@ class Moment:
             lambda connection: queries.attempts_on(connection, node_id, since, limit)
         )
 
-    async def beginning(self, now: float) -> turns.Beginning:
+    async def beginning(self, now: float) -> news.Beginning:
         """Return all that is live. `now`: Unix seconds."""
         used_since = now - USE_SECONDS
-        return await self._read(lambda connection: turns.beginning(connection, used_since))
+        return await self._read(lambda connection: news.beginning(connection, used_since))
 
-    async def changed_since(self, known: turns.Turn) -> tuple[turns.Turn, turns.Changed] | None:
-        """See `turns.since`."""
-        return await self._read(lambda connection: turns.since(connection, known))
+    async def changed_since(self, known: notes.Turn) -> tuple[notes.Turn, notes.Changed] | None:
+        """See `notes.since`."""
+        return await self._read(lambda connection: notes.since(connection, known))
 
-    async def news(self, changed: turns.Changed, known: Mapping[str, Sequence[str]]) -> turns.News:
-        """See `turns.news`."""
-        return await self._read(lambda connection: turns.news(connection, changed, known))
+    async def news(self, changed: notes.Changed, known: Mapping[str, Sequence[str]]) -> news.News:
+        """See `news.news`."""
+        return await self._read(lambda connection: news.news(connection, changed, known))
 
     async def sight(self) -> Sight:
         """Return the controllers that share the database."""

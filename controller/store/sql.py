@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import sqlalchemy as sa
 
 from controller.lifecycle.model import Attempt, RunState
-from controller.store import queries, schema, turns, writes
+from controller.store import queries, schema, writes
 from controller.store.base import USE_SECONDS, Boot, Changes, Sight, Snapshot, StoredEvent
 from controller.store.errors import (
     LeaseLost,
@@ -29,6 +29,7 @@ from controller.store.lease import LEASE_SECONDS, Lease, Life
 from controller.store.scrubbing import Scrubber
 from controller.store.sessions import Patience
 from controller.store.sql_errors import as_store_error, is_about_values, sentence
+from controller.store.turns.notes import note
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
 
@@ -223,7 +224,7 @@ class SqlStore:
         def write(connection: sa.Connection) -> None:
             writes.write(connection, changes)
             if self.database.is_shared:
-                turns.note(connection, changes, self._leader)
+                note(connection, changes, self._leader)
 
         try:
             await self._write(write)

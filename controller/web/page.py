@@ -128,7 +128,7 @@ _MOMENT_SHOWN = r'<time class="moment" datetime="\g<0>">\g<0></time>'
 
 @cache
 def _environment(assets: Assets) -> Environment:
-    """Return the templates, which are compiled once in a process: a follower that leads has them."""
+    """Return the templates. They are compiled once: a follower that begins to lead has them."""
     made = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,

@@ -29,7 +29,7 @@ from controller.service import Settings
 from controller.store import schema
 from controller.store.reading import StoreReader
 from controller.store.sqlite import SqliteDatabase
-from controller.store.turns import Beginning
+from controller.store.turns.news import Beginning
 from controller.web.app import session_key
 from controller.web.assets import Assets
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN

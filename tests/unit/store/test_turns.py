@@ -11,13 +11,14 @@ from msgspec.structs import replace
 
 from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.model import Fleet, Role
-from controller.store import schema, turns
+from controller.store import schema
 from controller.store.accounts import StoredSecret, StoredToken, User
 from controller.store.base import Changes
 from controller.store.reading import StoreReader
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
-from controller.store.turns import Changed, Turn, changed_by
+from controller.store.turns import notes
+from controller.store.turns.notes import Changed, Turn, changed_by
 from tests.doubles.watched_databases import FollowedSqlite
 from tests.unit.store.samples import a_run
 
@@ -97,8 +98,8 @@ async def test_a_commit_of_nothing_that_is_followed_makes_no_turn(
 async def test_a_turn_that_is_not_kept_any_more_is_told(
     store: SqlStore, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "MAX_KEPT", 5)
-    monkeypatch.setattr(turns, "_REMOVED_AT_ONCE", 3)
+    monkeypatch.setattr(notes, "MAX_KEPT", 5)
+    monkeypatch.setattr(notes, "_REMOVED_AT_ONCE", 3)
     first = await latest(reader)
     for number in range(12):
         user = replace(ADA, ended_logins=(), created_at=float(number + 1))
@@ -133,6 +134,6 @@ async def test_a_controller_that_is_alone_writes_no_turn(tmp_path: Path) -> None
 
 
 def test_what_is_too_much_to_name_changed_all() -> None:
-    many = tuple(str(number) for number in range(turns.MAX_NAMED + 1))
+    many = tuple(str(number) for number in range(notes.MAX_NAMED + 1))
     assert changed_by(Changes(removed_nodes=many)) == Changed(all=True)
     assert changed_by(Changes()) == Changed()
