@@ -54,6 +54,7 @@ class Follower:
         answers: Answers | None = None,
     ) -> None:
         self._links = links
+        self._answers = answers
         self._certificate = certificate
         self.forwarder = Forwarder(self._links)
         logging.getLogger("aiohttp.server").addFilter(is_our_failure)
@@ -74,6 +75,8 @@ class Follower:
 
     def lead_to(self, leader: Leader | None) -> None:
         self.forwarder.is_leading = leader is not None and leader.is_own
+        if self._answers is not None:
+            self._answers.keep(wanted=not self.forwarder.is_leading)
         self._links.lead_to(leader)
 
     async def can_serve(self, leader: Leader) -> bool:

@@ -210,5 +210,9 @@ class Answers:
 
         return answer
 
+    def keep(self, *, wanted: bool) -> None:
+        """See `Following.keep`."""
+        self._following.keep(wanted=wanted)
+
     async def close(self) -> None:
         await self._following.close()

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from controller.clock import Clock
 from controller.pipelines.followed_runs import LostTrack
 from controller.replica.copy import Copy
-from controller.store.errors import StoreHangs
+from controller.store.errors import StoreError, StoreHangs
 from controller.store.reading import StoreReader
 from controller.store.turns.news import Beginning
 
@@ -19,8 +19,8 @@ WAIT_SECONDS = 2.0
 """A request that has waited for the copy for so long is the leader's."""
 LOAD_SECONDS = 60.0
 """Of a read of all that is live. It goes on without those who asked for it."""
-IDLE_SECONDS = 600.0
-"""The copy takes memory: it is forgotten when nobody has asked for so long."""
+KEEP_SECONDS = 30.0
+"""Between two looks when nobody asks: the first question must not wait for all to be read."""
 MAX_CHANGED = 1000
 """Of more runs, a read of all that is live takes no longer."""
 
@@ -38,7 +38,7 @@ class Following(Generic[C]):
         self._next: asyncio.Task[C] | None = None
         """A look that has not begun: what it finds is right for all who come until then."""
         self._tasks: set[asyncio.Task[C]] = set()
-        self._idle: asyncio.TimerHandle | None = None
+        self._keeping: asyncio.Task[None] | None = None
 
     @property
     def is_loaded(self) -> bool:
@@ -46,7 +46,6 @@ class Following(Generic[C]):
 
     async def now(self) -> C:
         """Return the copy, with all that was committed before this call. Raises StoreError."""
-        self._used()
         if self._next is None:
             self._next = asyncio.create_task(self._look())
             self._tasks.add(self._next)
@@ -58,9 +57,23 @@ class Following(Generic[C]):
             raise StoreHangs("the state is still being read")
         return look.result()
 
+    def keep(self, *, wanted: bool) -> None:
+        """Keep a copy from now on; or forget it, when this controller leads and has the state."""
+        if wanted and self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep())
+        elif not wanted and self._keeping is not None:
+            self._keeping.cancel()
+            self._keeping = self._copy = None
+
+    async def _keep(self) -> None:
+        """Until cancelled."""
+        while True:
+            with contextlib.suppress(StoreError):
+                await self.now()
+            await asyncio.sleep(KEEP_SECONDS)
+
     async def close(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
+        self.keep(wanted=False)
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -72,14 +85,6 @@ class Following(Generic[C]):
         # All who waited may have left. asyncio logs an error that nothing retrieves.
         if not task.cancelled():
             task.exception()
-
-    def _used(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
-        self._idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._forget)
-
-    def _forget(self) -> None:
-        self._copy = None
 
     async def _look(self) -> C:
         async with self._reading:

@@ -29,6 +29,7 @@ from fairlead.model.reasons import Reason
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AllocationState, AttemptStatus
 from tests.doubles.clock import ManualClock
 from tests.doubles.watched_databases import FollowedSqlite
+from tests.support.waiting import eventually
 from tests.unit.pipelines.parts import Ids, steady_chance, submitted
 from tests.unit.scheduling.cluster import gpu_node
 from tests.unit.store.samples import a_run, an_attempt
@@ -206,3 +207,16 @@ async def test_use_stays_counted_when_its_allocation_leaves_the_state(tmp_path: 
         now = over.created_at + 7200
         assert copy._pipeline.scheduler.used("ann", now) == index.use.used("ann", now)
         assert index.use.used("ann", now) != (0, 0)
+
+
+async def test_a_follower_has_the_copy_before_anybody_asks_and_forgets_it_when_it_leads(
+    tmp_path: Path,
+) -> None:
+    async with a_leader(tmp_path) as leader:
+        following = leader.following
+        following.keep(wanted=True)
+        following.keep(wanted=True)
+        await eventually(lambda: following.is_loaded)
+        assert leader.made == 1
+        following.keep(wanted=False)
+        assert not following.is_loaded
