@@ -39,6 +39,7 @@ class Following(Generic[C]):
         """A look that has not begun: what it finds is right for all who come until then."""
         self._tasks: set[asyncio.Task[C]] = set()
         self._keeping: asyncio.Task[None] | None = None
+        self._is_wanted = True
 
     @property
     def is_loaded(self) -> bool:
@@ -59,6 +60,7 @@ class Following(Generic[C]):
 
     def keep(self, *, wanted: bool) -> None:
         """Keep a copy from now on; or forget it, when this controller leads and has the state."""
+        self._is_wanted = wanted
         if wanted and self._keeping is None:
             self._keeping = asyncio.create_task(self._keep())
         elif not wanted and self._keeping is not None:
@@ -97,7 +99,9 @@ class Following(Generic[C]):
             self._copy = None
             async with self._reader.moment(LOAD_SECONDS) as moment:
                 beginning = await moment.beginning(self._clock.now())
-            self._copy = made = await asyncio.to_thread(self._make, beginning)
+            made = await asyncio.to_thread(self._make, beginning)
+            # A look may end after this controller began to lead.
+            self._copy = made if self._is_wanted else None
             return made
 
     async def _follow(self, copy: C) -> bool:
