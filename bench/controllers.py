@@ -196,7 +196,9 @@ def _shares(controllers: Controllers, count: int) -> None:
     kinds: dict[str, Callable[[ControllerClient], object]] = {
         "submissions": _submitted,
         "reads of a run": lambda client: client.get(f"/v1/runs/{run}"),
+        "lists of runs": lambda client: client.get("/v1/runs"),
         "lists of nodes": lambda client: client.get("/v1/nodes"),
+        "explanations of a run": lambda client: client.get(f"/v1/runs/{run}/explain"),
     }
     for what, ask in kinds.items():
         for asked, where in ((leader, "the leader"), (follower, "a follower")):

@@ -125,7 +125,7 @@ def _dashboard(asked: ControllerProcess, token: str, counts: Counts) -> asyncio.
     async def dashboard() -> None:
         jar = aiohttp.CookieJar(unsafe=True)
         async with aiohttp.ClientSession(asked.url, cookie_jar=jar, timeout=_NO_LIMIT) as session:
-            page = {"X-Fairlead-Page": await _logged_in(session, token)}
+            page = {"X-Fairlead-Page": await logged_in(session, token)}
             part = {**page, "HX-Request": "true", "HX-Target": "rows"}
             async with session.get("/dashboard/stream?topic=any", headers=page) as stream:
                 stream.raise_for_status()
@@ -139,7 +139,7 @@ def _dashboard(asked: ControllerProcess, token: str, counts: Counts) -> asyncio.
     return asyncio.create_task(dashboard())
 
 
-async def _logged_in(session: aiohttp.ClientSession, token: str) -> str:
+async def logged_in(session: aiohttp.ClientSession, token: str) -> str:
     """Return the token of a page."""
     headers = {"Accept": "text/html"}
     async with session.get("/dashboard/login", headers=headers) as answer:

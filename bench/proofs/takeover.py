@@ -43,7 +43,7 @@ from tests.support.processes import ControllerProcess, ShimProcess, run_cli
 from tests.support.waiting import wait_until
 
 _CPUS = 64
-_RUN = {"type": "task", "commands": ["true"], "resources": {"cpu": _CPUS}}
+RUN = {"type": "task", "commands": ["true"], "resources": {"cpu": _CPUS}}
 """A run that never starts beside the one that goes on, so that the machine measures no starts."""
 _GOES_ON = {"type": "task", "commands": ["sleep 1d"], "resources": {"cpu": 0.1, "memory": "64MiB"}}
 _JOB_EVERY = 0.3
@@ -51,7 +51,7 @@ _JOB_EVERY = 0.3
 _SMALL = {"cpu": 0.1, "memory": "64MiB"}
 _LONGEST_PAUSE = 60.0
 _LOCAL = ("logs", "outputs", "blobs", "metrics", "controller.lock", "installation")
-_NET = f"10.93.{os.getpid() % 256}"
+NET = f"10.93.{os.getpid() % 256}"
 """Another proof may run beside this one."""
 _CLIENTS = 3
 _PAUSE = 0.02
@@ -77,7 +77,7 @@ class Machines:
         run(["ip", "-n", self._hub, "link", "add", "br0", "type", "bridge"])
         run(["ip", "-n", self._hub, "link", "set", "br0", "up"])
         run(["ip", "link", "add", name, "type", "veth", "peer", "name", "here", "netns", self._hub])
-        run(["ip", "address", "add", f"{_NET}.1/24", "dev", name])
+        run(["ip", "address", "add", f"{NET}.1/24", "dev", name])
         run(["ip", "link", "set", name, "up"])
         self._plug_in("here")
 
@@ -87,7 +87,7 @@ class Machines:
     def add(self) -> tuple[str, str]:
         """Return the namespace and the address of one more."""
         self._count += 1
-        name, address = f"{self._name}{self._count}", f"{_NET}.{10 + self._count}"
+        name, address = f"{self._name}{self._count}", f"{NET}.{10 + self._count}"
         run(["ip", "netns", "add", name])
         peer = ["type", "veth", "peer", "name", "up0", "netns", name]
         run(["ip", "-n", self._hub, "link", "add", name, *peer])
@@ -109,23 +109,23 @@ class Machines:
 class Machine:
     """A controller in its namespace."""
 
-    def __init__(self, machines: Machines, folder: Path, database: str) -> None:
+    def __init__(self, machines: Machines, folder: Path, database: str, *options: str) -> None:
         self.name, address = machines.add()
         made = ControllerProcess(folder / self.name, "--database", database)
         made.url = f"http://{address}:{made.port}"
         argv = made.daemon.argv
         argv[argv.index("--listen") + 1] = f"{address}:{made.port}"
-        argv.extend(["--url", made.url, "--log-level", "error"])
+        argv.extend(["--url", made.url, "--log-level", "error", *options])
         argv[:0] = map(str, inside(self.name))
         self.controller = made
 
 
 class Crew:
-    """Three machines on one database."""
+    """Three machines on one database. `options`: more ones of each controller."""
 
-    def __init__(self, folder: Path, database: str, machines: Machines) -> None:
+    def __init__(self, folder: Path, database: str, machines: Machines, *options: str) -> None:
         self._machines = machines
-        self.all = [Machine(machines, folder, database) for _ in range(3)]
+        self.all = [Machine(machines, folder, database, *options) for _ in range(3)]
         first, *others = [machine.controller for machine in self.all]
         first.start()
         for other in others:
@@ -219,7 +219,7 @@ class Clients:
         client = self._crew.client()
         while not self._ended.is_set():
             key = uuid.uuid4().hex
-            self._submit(client, key, _RUN)
+            self._submit(client, key, RUN)
             self.answers.append(time.monotonic())
             self.accepted.append(key)
             with suppress(FairleadError):
@@ -359,7 +359,7 @@ def main() -> None:
         closing.callback(shutil.rmtree, folder, ignore_errors=True)
         machines = Machines(f"fl{os.getpid()}x")
         closing.callback(machines.close)
-        server = PostgresqlServer(folder / "pg", f"{_NET}.1")
+        server = PostgresqlServer(folder / "pg", f"{NET}.1")
         server.start()
         closing.callback(server.stop)
         node = ShimProcess(folder / "n", "process", "--cpus", str(_CPUS), "--memory", "64GiB")

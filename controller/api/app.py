@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
@@ -50,7 +50,7 @@ _API_HEADERS = {
 }
 Authorise = Callable[[web.Request], Credential]
 _READING = frozenset(("GET", "HEAD", "OPTIONS"))
-_Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 Mount = Callable[[web.Application], None]
@@ -84,7 +84,7 @@ def make_app(
     if proxy is not None:
         app.on_response_prepare.append(tidy)
     app.on_shutdown.append(end_streams)
-    add_routes(app.router, service, lambda request: _credential(service, request))
+    add_routes(app.router, service, credentials(service))
     app.router.add_get(OPENAPI_PATH, _openapi(ROUTES))
     app.router.add_get(METRICS_PATH, _metrics(service, proxy))
     for mount in mounts:
@@ -108,15 +108,22 @@ def add_routes(
     compressed: bool = False,
 ) -> None:
     """Serve all routes below `prefix` to the requests that `authorise` gives a credential.
-    `compressed`: documents are, for browsers that may be far away."""
-    for route in ROUTES:
-        endpoint = _endpoint(route, service, authorise)
-        if compressed:
-            endpoint = _compressed(endpoint)
+    `compressed`: as of `endpoints`."""
+    for route, endpoint in endpoints(service, authorise, compressed=compressed):
         router.add_route(route.method, prefix + route.path, endpoint)
 
 
-def _compressed(endpoint: _Endpoint) -> _Endpoint:
+def endpoints(
+    service: ControllerService, authorise: Authorise, *, compressed: bool = False
+) -> Iterator[tuple[Route, Endpoint]]:
+    """Yield what answers each route. `compressed`: documents are, for browsers that may be far
+    away."""
+    for route in ROUTES:
+        endpoint = _endpoint(route, service, authorise)
+        yield route, _compressed(endpoint) if compressed else endpoint
+
+
+def _compressed(endpoint: Endpoint) -> Endpoint:
     async def compressed(request: web.Request) -> web.StreamResponse:
         answer = await endpoint(request)
         body = answer.body if isinstance(answer, web.Response) else None
@@ -167,12 +174,17 @@ def token_of(request: web.Request) -> str | None:
     )
 
 
-def _credential(service: ControllerService, request: web.Request) -> Credential:
-    return Credential(token=service.gate.token_of(token_of(request)))
+def credentials(service: ControllerService) -> Authorise:
+    """Return what admits a request by its token."""
+
+    def authorise(request: web.Request) -> Credential:
+        return Credential(token=service.gate.token_of(token_of(request)))
+
+    return authorise
 
 
 @web.middleware
-async def _errors_as_json(request: web.Request, handler: _Endpoint) -> web.StreamResponse:
+async def _errors_as_json(request: web.Request, handler: Endpoint) -> web.StreamResponse:
     try:
         refused = encoded(request)
         return await handler(request) if refused is None else refused
@@ -197,7 +209,7 @@ def _only_while(lead: Lead) -> Middleware:
     return only_while_it_leads
 
 
-def _endpoint(route: Route, service: ControllerService, authorise: Authorise) -> _Endpoint:
+def _endpoint(route: Route, service: ControllerService, authorise: Authorise) -> Endpoint:
     async def endpoint(request: web.Request) -> web.StreamResponse:
         held = None if route.public else authorise(request)
         call = await _call(route, service, request, None if held is None else held.token)
@@ -244,7 +256,7 @@ async def _call(
     )
 
 
-def _openapi(routes: Sequence[Route]) -> _Endpoint:
+def _openapi(routes: Sequence[Route]) -> Endpoint:
     encoded = msgspec.json.encode(document(routes))
 
     async def openapi(request: web.Request) -> web.StreamResponse:
@@ -253,7 +265,7 @@ def _openapi(routes: Sequence[Route]) -> _Endpoint:
     return openapi
 
 
-def _metrics(service: ControllerService, proxy: Proxy | None) -> _Endpoint:
+def _metrics(service: ControllerService, proxy: Proxy | None) -> Endpoint:
     """Return the endpoint that Prometheus scrapes with the token of an admin."""
 
     async def metrics(request: web.Request) -> web.StreamResponse:

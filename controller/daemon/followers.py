@@ -11,7 +11,7 @@ from functools import partial
 import asyncssh
 
 from controller import identity
-from controller.clock import SystemClock
+from controller.clock import SystemClock, system_chance
 from controller.daemon.lease import Leading
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.stores import followed_bucket
@@ -27,11 +27,17 @@ from controller.forwarding.leader_logs import LeaderLogs
 from controller.forwarding.live_logs import FOLDER_NAME as LIVE_FOLDER_NAME
 from controller.forwarding.live_logs import LiveLogs
 from controller.pipelines.performers.cluster import secret_of
-from controller.service import ControllerService
+from controller.replica.answers import AnsweringCopy, Answers, ForPages
+from controller.replica.copy import Chosen
+from controller.replica.reading import Following
+from controller.service import ControllerService, Settings
 from controller.service.jobs.logs import follow_log
 from controller.store.reading import StoreReader
+from controller.store.sql import Database
+from controller.store.turns.news import Beginning
 from controller.tls import ServerCertificate
 from controller.web.app import session_key
+from controller.web.assets import installed
 
 
 async def follower(
@@ -43,7 +49,7 @@ async def follower(
     if tls is None:
         return None
     context = None if certificate is None else certificate.context
-    reads, links = None, LeaderLinks(tls.follower)
+    reads, answers, links = None, None, LeaderLinks(tls.follower)
     if options.database is not None and options.peers is not None:
         # Controllers may share their data folder; each has a URL of its own.
         own = hashlib.sha256(options.peers.url.encode()).hexdigest()[:16]
@@ -57,10 +63,43 @@ async def follower(
         feed, site = LeaderFeed(links), options.proxy.site
         reads = DashboardReads(store, SystemClock(), feed, key, site, final, live)
         closing.push_async_callback(reads.close)
-    opened = Follower(links, context, options.proxy.domain, reads)
+        answers = await _answers(options, options.database, store, feed)
+        closing.push_async_callback(answers.close)
+    opened = Follower(links, context, options.proxy.domain, reads, answers)
     closing.push_async_callback(opened.close)
     await opened.start()
     return opened
+
+
+async def _answers(
+    options: Options, database: Database, store: StoreReader, feed: LeaderFeed
+) -> Answers:
+    """Raises CannotStart."""
+    key = await asyncio.to_thread(_key, options)
+    clock, chance, assets = SystemClock(), system_chance(), installed()
+    chosen = Chosen(
+        settings=Settings(
+            defaults=options.defaults,
+            logs_kept_for=options.keep.effective_logs,
+            outputs_kept_for=options.keep.effective_outputs,
+            service_url=options.proxy.url_of,
+            node_key=identity.public_line(key),
+        ),
+        providers=tuple(options.providers),
+        spending=options.spending,
+    )
+    pages = ForPages(
+        key=session_key(secret_of(key)),
+        now=asyncio.get_running_loop().time,
+        assets=assets,
+        site=options.proxy.site,
+        service_domain=options.proxy.domain,
+    )
+
+    def made(beginning: Beginning) -> AnsweringCopy:
+        return AnsweringCopy(beginning, store, clock, chance, chosen, pages)
+
+    return Answers(Following(StoreReader(database.reader), made, clock), feed)
 
 
 async def _final_logs(

@@ -16,13 +16,14 @@ from controller.clock import Clock
 from controller.forwarding.final_logs import FinalLogs
 from controller.forwarding.leader_feed import LeaderFeed
 from controller.forwarding.live_logs import LiveLogs
-from controller.forwarding.reads import NeedsLeader, Proof
+from controller.forwarding.reads import Proof
 from controller.forwarding.watch_reads import MayNotSee, WatchReads
+from controller.replica.alone import NeedsLeader
 from controller.service.accounts.users import Gate
 from controller.store.reading import StoreReader
 from controller.web import live
 from controller.web.app import HEADERS
-from controller.web.assets import Assets
+from controller.web.assets import installed
 from controller.web.sessions import PATH, Sessions
 
 API = PATH + "/api"
@@ -45,7 +46,7 @@ class DashboardReads(WatchReads):
     ) -> None:
         super().__init__(store, clock, feed, logs, live_logs)
         self._site = site or Site()
-        self._assets = Assets()
+        self._assets = installed()
         # Its gate is empty: who has the token of a login is asked of the database.
         self._sessions = Sessions(key, Gate((), (), clock), clock, self._site.client)
 

@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from controller.forwarding.reads import NeedsLeader
 from controller.logs import parts
 from controller.logs.parts import LogBucket, Parts
 from controller.logs.search import LogSearch, Wanted, search
@@ -24,6 +23,7 @@ from controller.logs.segments import Position, read_frames
 from controller.logs.store import read_from
 from controller.logs.windows import KnownLog, LogWindow, window
 from controller.outputs.bucket_threads import BucketThreads
+from controller.replica.alone import NeedsLeader
 from fairlead.queries import WindowQuery
 from fairlead.wire.frames import BadFrame, span_at
 

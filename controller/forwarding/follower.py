@@ -25,15 +25,19 @@ from controller.api.http.streams import STREAMS, end_streams
 from controller.forwarding.follower_links import HANDSHAKE_SECONDS, LINK_PATH
 from controller.forwarding.forwarder import Forwarder, LeaderLate
 from controller.forwarding.leader_links import LeaderLinks
-from controller.forwarding.reads import NeedsLeader, Reads
+from controller.forwarding.reads import Reads
 from controller.relay import Leader
+from controller.replica.alone import LeaderKnowsMore, NeedsLeader, alone
+from controller.replica.answers import Answers
 from controller.store.errors import StoreError, StoreHangs
-from controller.web.assets import STATIC_PATH, Assets
+from controller.web.assets import STATIC_PATH, installed
 from controller.web.sessions import PATH
 
 SHUTDOWN_SECONDS = 0.5
 LEADER_SECONDS = 8.0
 """So long a read waits for the leader's answer after the database has given none."""
+SOON_SECONDS = 1.5
+"""So long an answer that is right without the leader waits for what only it knows."""
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
 
@@ -47,13 +51,15 @@ class Follower:
         certificate: ssl.SSLContext | None,
         service_domain: str | None = None,
         reads: Reads | None = None,
+        answers: Answers | None = None,
     ) -> None:
         self._links = links
+        self._answers = answers
         self._certificate = certificate
         self.forwarder = Forwarder(self._links)
         logging.getLogger("aiohttp.server").addFilter(is_our_failure)
         self._runner = web.AppRunner(
-            make_app(self.forwarder, service_domain, reads),
+            make_app(self.forwarder, service_domain, reads, answers),
             access_log=None,
             auto_decompress=False,
             keepalive_timeout=HEAD_SECONDS,
@@ -69,6 +75,8 @@ class Follower:
 
     def lead_to(self, leader: Leader | None) -> None:
         self.forwarder.is_leading = leader is not None and leader.is_own
+        if self._answers is not None:
+            self._answers.keep(wanted=not self.forwarder.is_leading)
         self._links.lead_to(leader)
 
     async def can_serve(self, leader: Leader) -> bool:
@@ -106,12 +114,15 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
 
 
 def make_app(
-    forwarder: Forwarder, service_domain: str | None = None, reads: Reads | None = None
+    forwarder: Forwarder,
+    service_domain: str | None = None,
+    reads: Reads | None = None,
+    answers: Answers | None = None,
 ) -> web.Application:
     """Return the application of a follower. `service_domain`: that of the leader's proxy, which has
-    all paths of its names. `reads`: what is answered from the database and the bucket
-    of logs."""
-    assets = Assets()
+    all paths of its names. `reads`: what is answered from the database and the bucket of logs;
+    `answers`: from a copy of the leader's state."""
+    assets = installed()
     domain = service_domain or LOCAL_DOMAIN
 
     def is_ours(request: web.Request) -> bool:
@@ -131,6 +142,8 @@ def make_app(
             if is_plain and is_ours(request):
                 try:
                     return await answer(request)
+                except LeaderKnowsMore:
+                    return await with_leader(request, answer)
                 except StoreHangs as hangs:
                     try:
                         return await forwarder.forward(request, LEADER_SECONDS)
@@ -143,6 +156,16 @@ def make_app(
 
         return endpoint
 
+    async def with_leader(request: web.Request, answer: Answer) -> web.StreamResponse:
+        try:
+            return await forwarder.forward(request, SOON_SECONDS)
+        except LeaderLate:
+            try:
+                with alone():
+                    return await answer(request)
+            except (NeedsLeader, StoreError):
+                return await forwarder.forward(request)
+
     async def no_link(request: web.Request) -> web.StreamResponse:
         """A follower of another controller believes that this one leads."""
         raise web.HTTPServiceUnavailable
@@ -154,7 +177,30 @@ def make_app(
     app.on_response_prepare.append(tidy)
     app.router.add_get(LINK_PATH, no_link)
     app.router.add_get(STATIC_PATH, static)
-    for path, answer in ({} if reads is None else reads.routes).items():
+    for path, answer in _answered(reads, answers).items():
         app.router.add_route("GET", path, here(answer))
     app.router.add_route("*", "/{rest:.*}", forwarder.forward)
     return app
+
+
+def _answered(reads: Reads | None, answers: Answers | None) -> dict[str, Answer]:
+    """Return what is answered here, by the path of the route."""
+    found = {} if reads is None else dict(reads.routes)
+    if answers is not None:
+        for path, answer in answers.routes.items():
+            known = found.get(path)
+            found[path] = answer if known is None else _either(known, answer, answers)
+    return found
+
+
+def _either(from_database: Answer, from_copy: Answer, answers: Answers) -> Answer:
+    """Return what answers from the copy, which takes less than a read of the database, if there is
+    one; for a first answer, or one that needs no more, nothing else has to be read."""
+
+    async def either(request: web.Request) -> web.StreamResponse:
+        if not answers.has_copy:
+            with contextlib.suppress(NeedsLeader):
+                return await from_database(request)
+        return await from_copy(request)
+
+    return either

@@ -95,7 +95,7 @@ class Forwarder:
         self, request: web.Request, within: float | None = None
     ) -> web.StreamResponse:
         """Return the answer, sent already, or a refusal. `within`: the seconds in which the answer
-        to one that reads must begin. Raises LeaderLate, if that is given."""
+        to one that reads must begin. Raises LeaderLate, if that is given: nothing was sent."""
         try:
             async with asyncio.timeout(HEAD_SECONDS):
                 body = await body_of(request, _MAX_BODY)
@@ -113,6 +113,8 @@ class Forwarder:
                 try:
                     link = await self._link(body, until)
                 except (NobodyLeads, NoLink):
+                    if within is not None:
+                        raise LeaderLate from None
                     answer: web.StreamResponse = nobody_leads()
                     # The next connection may be carried in another way.
                     answer.force_close()

@@ -32,8 +32,8 @@ from controller.forwarding.feed import (
 )
 from controller.forwarding.follower_links import BY_ITSELF
 from controller.forwarding.leader_links import LeaderLinks, Link, NobodyLeads, NoLink
-from controller.forwarding.reads import NeedsLeader
 from controller.relay import while_it_leads
+from controller.replica.alone import NeedsLeader
 
 log = logging.getLogger(__name__)
 

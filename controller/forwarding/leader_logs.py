@@ -9,8 +9,8 @@ from common.proxy.upstream import UpstreamError
 from controller.forwarding.follower_links import BY_ITSELF, LOGS_PATH
 from controller.forwarding.leader_links import LeaderLinks, NobodyLeads, NoLink
 from controller.forwarding.live_logs import StreamLost
-from controller.forwarding.reads import NeedsLeader
 from controller.relay import HOLD_SECONDS, while_it_leads
+from controller.replica.alone import NeedsLeader
 
 
 class LeaderLogs:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from controller.forwarding.reads import NeedsLeader
 from controller.logs import parts
 from controller.logs.store import LogStore
+from controller.replica.alone import NeedsLeader
 from fairlead.wire.frames import BadFrame
 
 log = logging.getLogger(__name__)

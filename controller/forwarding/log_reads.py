@@ -19,8 +19,9 @@ from controller.clock import Clock
 from controller.forwarding.final_logs import FinalLogs, WholeLog
 from controller.forwarding.live_logs import LiveLogs
 from controller.forwarding.reader_rights import UNKNOWN_SECONDS, ReaderRights
-from controller.forwarding.reads import NeedsLeader, Reads
+from controller.forwarding.reads import Reads
 from controller.lifecycle.model import Attempt
+from controller.replica.alone import NeedsLeader
 from controller.store.errors import StoreError
 from controller.store.reading import StoreReader
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES

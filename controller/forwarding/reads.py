@@ -25,6 +25,7 @@ from controller.api.runs.runs import RunsAnswer, RunSubmission
 from controller.api.views import past_attempt_view, run_summary, run_view
 from controller.clock import Clock
 from controller.lifecycle.model import RunState
+from controller.replica.alone import NeedsLeader
 from controller.service.accounts.users import Credential, Gate
 from controller.service.runs.lookup import RunReader
 from controller.store.accounts import User
@@ -33,10 +34,6 @@ from fairlead.model.statuses import OutputsState
 from fairlead.queries import AttemptQuery, EventQuery, Query, RunQuery
 
 Q = TypeVar("Q", bound=Query)
-
-
-class NeedsLeader(Exception):
-    """The answer has something that only the leader knows."""
 
 
 class Proof(msgspec.Struct, frozen=True):
@@ -92,6 +89,15 @@ class _Read(msgspec.Struct, frozen=True):
         return await self.runs.seen(self.request.match_info["run"], self.user)
 
 
+PATHS = (
+    "/v1/runs",
+    "/v1/runs/{run}",
+    "/v1/runs/{run}/submission",
+    "/v1/runs/{run}/attempts",
+    "/v1/events",
+)
+
+
 class Reads:
     """Answers routes of the API. Each answer raises ServiceError, StoreError, and NeedsLeader."""
 
@@ -102,13 +108,8 @@ class Reads:
     @property
     def routes(self) -> Mapping[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]:
         """What is answered, by the path of the route. All are for GET."""
-        return {
-            "/v1/runs": self._list_runs,
-            "/v1/runs/{run}": self._run,
-            "/v1/runs/{run}/submission": self._submission,
-            "/v1/runs/{run}/attempts": self._attempts,
-            "/v1/events": self._events,
-        }
+        answers = (self._list_runs, self._run, self._submission, self._attempts, self._events)
+        return dict(zip(PATHS, answers, strict=True))
 
     @asynccontextmanager
     async def _begun(self, request: web.Request) -> AsyncIterator[_Read]:

@@ -25,7 +25,8 @@ from controller.forwarding.leader_feed import FeedLost, LeaderFeed, WatchedRun
 from controller.forwarding.live_logs import LiveLogs
 from controller.forwarding.log_reads import LogReads
 from controller.forwarding.reader_rights import UNKNOWN_SECONDS
-from controller.forwarding.reads import NeedsLeader, Proof
+from controller.forwarding.reads import Proof
+from controller.replica.alone import NeedsLeader
 from controller.service.accounts.rights import sees_all
 from controller.store.accounts import User
 from controller.store.errors import StoreError

@@ -184,6 +184,10 @@ class PostgresqlDatabase:
         if self.peers is not None:
             self.peers.announce(connection, token)
 
+    @property
+    def is_shared(self) -> bool:
+        return self.peers is not None
+
     def sight(self, connection: sa.Connection) -> Sight | None:
         return None if self.peers is None else sight_of(connection)
 

@@ -151,11 +151,16 @@ def _assemble_as_live(connection: sa.Connection, query: sa.Select[Any]) -> list[
     states: dict[str, RunState] = {}
     for present in (True, False):
         ids = [head.id for head in heads if (head.status not in FINAL) is present]
-        for chunk in _chunks(ids):
+        for chunk in chunks(ids):
             of_these = sa.select(schema.runs).where(_runs.id.in_(chunk))
             for state in _assemble(connection, of_these, present=present):
                 states[state.run.id] = recent(state) if present else state
     return [states[head.id] for head in heads]
+
+
+def live_states(connection: sa.Connection, ids: Sequence[str]) -> list[RunState]:
+    """Return these runs, as `find_run` does with `as_live`."""
+    return _assemble_as_live(connection, sa.select(schema.runs).where(_runs.id.in_(ids)))
 
 
 def account(connection: sa.Connection, digest: str) -> tuple[User, StoredToken] | None:
@@ -193,7 +198,7 @@ def find_submissions(
         by_user[user][storable(key)] = key
     found: dict[tuple[str, str], RunState] = {}
     for user, given in by_user.items():
-        for chunk in _chunks(list(given)):
+        for chunk in chunks(list(given)):
             query = sa.select(schema.runs).where(_runs.user == user, _runs.client_key.in_(chunk))
             # The newest of each key comes last, and stays.
             for state in _assemble(connection, query.order_by(_runs.submitted_at, _runs.id)):
@@ -303,7 +308,7 @@ def _assemble(
     ids = [row["id"] for row in rows]
     allocations = defaultdict(list)
     order = (schema.allocations.c.created_at, schema.allocations.c.id)
-    for chunk in _chunks(ids):
+    for chunk in chunks(ids):
         recent_allocations = select_recent_allocations(chunk, present=present)
         for row in _rows(connection, recent_allocations.order_by(*order)):
             allocations[row["run_id"]].append(ALLOCATION.value(row))
@@ -322,7 +327,7 @@ def _assemble(
 
 def _sweeps(connection: sa.Connection, run_ids: Sequence[str]) -> dict[str, SweepContent]:
     found: dict[str, SweepContent] = {}
-    for chunk in _chunks(run_ids):
+    for chunk in chunks(run_ids):
         of_these = sa.select(schema.sweeps).where(schema.sweeps.c.run_id.in_(chunk))
         for row in _rows(connection, of_these):
             found[row["run_id"]] = sweep_content(row)
@@ -335,7 +340,7 @@ def _jobs(
     attempts: dict[str, list[Attempt]] = defaultdict(list)
     jobs: dict[str, list[Job]] = defaultdict(list)
     specs: dict[str, JobSpec] = {}
-    for chunk in _chunks(run_ids):
+    for chunk in chunks(run_ids):
         of_these = select_recent_attempts(chunk, present=present)
         for row in _rows(connection, of_these.order_by(schema.attempts.c.number)):
             attempts[row["job_id"]].append(ATTEMPT.value(row))
@@ -348,7 +353,7 @@ def _jobs(
     return jobs
 
 
-def _chunks(ids: Sequence[str]) -> Iterator[list[str]]:
+def chunks(ids: Sequence[str]) -> Iterator[list[str]]:
     for start in range(0, len(ids), IDS_PER_QUERY):
         yield list(ids[start : start + IDS_PER_QUERY])
 

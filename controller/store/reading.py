@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -16,10 +16,12 @@ import sqlalchemy as sa
 from controller.lifecycle.model import Attempt, RunState
 from controller.store import queries, schema
 from controller.store.accounts import StoredToken, User
-from controller.store.base import StoredEvent
+from controller.store.base import USE_SECONDS, Sight, StoredEvent
 from controller.store.errors import StoreHangs, StoreUnavailable, StoreUnusable
+from controller.store.peers import sight_of
 from controller.store.sessions import Session
 from controller.store.sql_errors import as_store_error
+from controller.store.turns import news, notes
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
 T = TypeVar("T")
@@ -53,12 +55,14 @@ class StoreReader:
         """Whether the thread still waits for an answer that nobody waits for any more."""
 
     @asynccontextmanager
-    async def moment(self) -> AsyncIterator[Moment]:
+    async def moment(self, seconds: float | None = None) -> AsyncIterator[Moment]:
         """Return the state at one moment, within this block. Raises StoreUnavailable, also if the
-        database has the schema of another version, does not answer soon, or many wait for it."""
+        database has the schema of another version, does not answer within `seconds` (None:
+        `answer_seconds`), or many wait for it."""
         if self._waiting >= MAX_WAITING:
             raise StoreHangs("many reads wait for the database already")
-        until = asyncio.get_running_loop().time() + self.answer_seconds
+        limit = self.answer_seconds if seconds is None else seconds
+        until = asyncio.get_running_loop().time() + limit
         self._waiting += 1
         try:
             await self._turn(until)
@@ -197,6 +201,30 @@ class Moment:
     async def account_of(self, token_id: str) -> tuple[User, StoredToken] | None:
         """Return the token with this id and its user."""
         return await self._read(lambda connection: queries.account_of(connection, token_id))
+
+    async def attempts_on(
+        self, node_id: str, since: float, limit: int
+    ) -> list[tuple[str, Attempt]]:
+        return await self._read(
+            lambda connection: queries.attempts_on(connection, node_id, since, limit)
+        )
+
+    async def beginning(self, now: float) -> news.Beginning:
+        """Return all that is live. `now`: Unix seconds."""
+        used_since = now - USE_SECONDS
+        return await self._read(lambda connection: news.beginning(connection, used_since))
+
+    async def changed_since(self, known: notes.Turn) -> tuple[notes.Turn, notes.Changed] | None:
+        """See `notes.since`."""
+        return await self._read(lambda connection: notes.since(connection, known))
+
+    async def news(self, changed: notes.Changed, known: Mapping[str, Sequence[str]]) -> news.News:
+        """See `news.news`."""
+        return await self._read(lambda connection: news.news(connection, changed, known))
+
+    async def sight(self) -> Sight:
+        """Return the controllers that share the database."""
+        return await self._read(sight_of)
 
     async def node_names(self) -> dict[str, str]:
         """Return the names of all nodes by id."""

@@ -12,7 +12,7 @@ from controller.store.errors import StoreUnusable
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = "0011"
+SCHEMA_VERSION = "0012"
 CONTROLLERS_SINCE = "0007"
 """The first version with the table of controllers."""
 metadata = sa.MetaData(
@@ -143,6 +143,13 @@ catalogs = sa.Table(
     metadata,
     _id("name"),
     _rest(),
+)
+turns = sa.Table(
+    "turns",
+    metadata,
+    sa.Column("number", _SEQUENCE, primary_key=True, autoincrement=True),
+    _word("leader", nullable=False),
+    _text("changed", nullable=False),
 )
 gateways = sa.Table(
     "gateways",

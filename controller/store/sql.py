@@ -29,6 +29,7 @@ from controller.store.lease import LEASE_SECONDS, Lease, Life
 from controller.store.scrubbing import Scrubber
 from controller.store.sessions import Patience
 from controller.store.sql_errors import as_store_error, is_about_values, sentence
+from controller.store.turns.notes import note
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
 
@@ -75,6 +76,10 @@ class Database(Protocol):
 
         It belongs to the transaction that takes or renews the lease.
         """
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other controllers may follow what this one commits."""
 
     def sight(self, connection: sa.Connection) -> Sight | None:
         """Return the controllers that share the database; None: it is not shared."""
@@ -138,6 +143,8 @@ class SqlStore:
         self._reader: sa.Engine | None = None
         self._scrubber: Scrubber | None = None
         self._is_closing = False
+        self._leader = secrets.token_hex(4)
+        """Of the turns of this life: a promoted standby may give out their numbers again."""
 
     async def open(self) -> Boot:
         # One thread each: SQLite has one writer at a time, and a connection serves one thread.
@@ -214,8 +221,13 @@ class SqlStore:
         )
 
     async def commit(self, changes: Changes) -> None:
+        def write(connection: sa.Connection) -> None:
+            writes.write(connection, changes)
+            if self.database.is_shared:
+                note(connection, changes, self._leader)
+
         try:
-            await self._write(lambda connection: writes.write(connection, changes))
+            await self._write(write)
         except StoreRefused as error:
             raise await self._blame(changes, str(error)) from error.__cause__
         if writes.drops_values(changes):

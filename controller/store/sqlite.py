@@ -120,6 +120,10 @@ class SqliteDatabase:
     def announce(self, connection: sa.Connection, token: int) -> None:
         """Do nothing: no other controller can share the file."""
 
+    @property
+    def is_shared(self) -> bool:
+        return False
+
     def sight(self, connection: sa.Connection) -> Sight | None:
         return None
 

@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
 from typing import Any
@@ -27,7 +27,7 @@ from controller.service.accounts.users import Credential
 from controller.store.accounts import StoredToken
 from controller.store.errors import StoreError
 from controller.web import live, sessions
-from controller.web.assets import STATIC_PATH, Assets
+from controller.web.assets import STATIC_PATH, Assets, installed
 from controller.web.opening import Opening
 from controller.web.page import Done, Page, PageRoute, Renderer, Section, Visit
 from controller.web.pages import (
@@ -108,7 +108,8 @@ def session_key(secret: bytes) -> bytes:
 
 class Dashboard:
     """`key`: signs logins (`session_key`). `now`: seconds that only grow. `service_domain`: the
-    proxy's."""
+    proxy's. `changes`: None: this controller's. Pages that are made while `variant` differs share
+    no fragment."""
 
     def __init__(
         self,
@@ -118,39 +119,56 @@ class Dashboard:
         assets: Assets | None = None,
         site: Site | None = None,
         service_domain: str | None = None,
+        changes: live.Source | None = None,
+        variant: Callable[[], Hashable] = lambda: None,
     ) -> None:
         self._site = site or Site()
         self.opening = Opening(self._site, service_domain, key)
         self._client = self._site.client
         self._service = service
-        self._assets = Assets() if assets is None else assets
+        self._assets = installed() if assets is None else assets
         self._renderer = Renderer(self._assets)
         self._sessions = Sessions(key, service.gate, service.clock, self._client)
         self._shared = SharedFragments(service.runs.changes(None), now)
-        self._changes = live.OwnChanges(service)
+        self._changes = changes or live.OwnChanges(service)
+        self._variant = variant
         self._marks = live.Marks(self._changes)
         self._tries = RateLimiter(now, every=_TRY_SECONDS, burst=_TRIES)
 
     def mount(self, app: web.Application) -> None:
         """Add the dashboard's routes to the API's application."""
         router = app.router
-        router.add_get("/", _moved(PATH + "/runs"))
-        router.add_get(PATH, _moved(PATH + "/runs"))
-        router.add_get(PATH + "/", _moved(PATH + "/runs"))
         router.add_get(STATIC_PATH, self._static)
         router.add_get(ENTER_PATH, self._headed(self._enter_page))
         router.add_post(ENTER_PATH, self._headed(self._enter))
         router.add_post(ENTER_PATH + "/who", self._headed(self._who_enters))
-        router.add_get(PATH + "/login", self._headed(self._login_page))
         router.add_post(PATH + "/login", self._headed(self._log_in))
         router.add_post(PATH + "/logout", self._headed(self._log_out))
         router.add_get(PATH + "/open/{service}", self._headed(self._open_service))
         router.add_get(PATH + "/stream", self._headed(self._stream))
-        router.add_get(PATH + "/session", self._headed(self._session))
+        for path, endpoint in self._first.items():
+            router.add_get(path, endpoint)
         for page in PAGES:
             router.add_route(page.method, PATH + page.path, self._headed(self._page(page)))
-        add_routes(router, self._service, self._for_api, PATH + "/api", compressed=True)
+        add_routes(router, self._service, self.for_api, PATH + "/api", compressed=True)
         router.add_get(PATH + "/{page:.*}", self._headed(self._missing))
+
+    @property
+    def reading(self) -> dict[str, _Endpoint]:
+        """Return what answers each page, and what pages ask about their login, by its path."""
+        pages = (page for page in PAGES if page.method == "GET")
+        return self._first | {PATH + page.path: self._headed(self._page(page)) for page in pages}
+
+    @property
+    def _first(self) -> dict[str, _Endpoint]:
+        first = _moved(PATH + "/runs")
+        return {
+            "/": first,
+            PATH: first,
+            PATH + "/": first,
+            PATH + "/login": self._headed(self._login_page),
+            PATH + "/session": self._headed(self._session),
+        }
 
     def _headed(self, endpoint: _Endpoint) -> _Endpoint:
         """Answer refusals and failures as pages, and give every answer its headers."""
@@ -203,7 +221,8 @@ class Dashboard:
             text = self._renderer.fragment(answer, target, context)
             return None if text is None else Fragment.of(text)
 
-        key = (visit.user.name, visit.user.role, visit.request.path_qs, target)
+        path, user = visit.request.path_qs, visit.user
+        key = (user.name, user.role, path, target, self._variant())
         found = await self._shared.get(key, make)
         if found is None:
             return None
@@ -238,7 +257,7 @@ class Dashboard:
             mark=self._marks.now(),
         )
 
-    def _for_api(self, request: web.Request) -> Credential:
+    def for_api(self, request: web.Request) -> Credential:
         """Authorise a module of a page that asks the API, below `/dashboard/api`."""
         self._site.require_unread(self._client(request))
         cookie = self._sessions.cookie_of(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -125,21 +126,27 @@ def few(names: Sequence[str], most: int = 3) -> str:
 _MOMENT_SHOWN = r'<time class="moment" datetime="\g<0>">\g<0></time>'
 
 
+@cache
+def _environment(assets: Assets) -> Environment:
+    """Return the templates. They are compiled once: a follower that begins to lead has them."""
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters["dated"] = dated
+    made.filters["few"] = few
+    made.globals["asset"] = assets.address
+    made.globals["version"] = lambda: assets.version
+    return made
+
+
 class Renderer:
     def __init__(self, assets: Assets) -> None:
-        self._assets = assets
-        self._environment = Environment(
-            loader=FileSystemLoader(TEMPLATES),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            auto_reload=False,
-        )
-        self._environment.filters["dated"] = dated
-        self._environment.filters["few"] = few
-        self._environment.globals["asset"] = assets.address
-        self._environment.globals["version"] = lambda: assets.version
+        self._environment = _environment(assets)
 
     def whole(self, template: str, context: Mapping[str, Any]) -> str:
         return self._environment.get_template(template).render(context)

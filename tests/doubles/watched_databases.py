@@ -26,3 +26,11 @@ class WatchedPostgresql(PostgresqlDatabase):
     def writer(self) -> sa.Engine:
         self.engine = super().writer()
         return self.engine
+
+
+class FollowedSqlite(SqliteDatabase):
+    """SQLite, whose turns are written down as if other controllers followed."""
+
+    @property
+    def is_shared(self) -> bool:
+        return True

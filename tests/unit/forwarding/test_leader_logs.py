@@ -21,8 +21,8 @@ from controller.forwarding.forwarder import Forwarder
 from controller.forwarding.leader_links import LeaderLinks
 from controller.forwarding.leader_logs import LeaderLogs
 from controller.forwarding.live_logs import StreamLost
-from controller.forwarding.reads import NeedsLeader
 from controller.relay import leader_at
+from controller.replica.alone import NeedsLeader
 from tests.support.waiting import eventually
 
 PATH = LOGS_PATH.format(run="r", attempt="a")

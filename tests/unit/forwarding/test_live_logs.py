@@ -17,8 +17,9 @@ from controller.clock import SystemClock
 from controller.forwarding import live_logs, reader_rights
 from controller.forwarding.live_logs import LiveLogs, StreamLost
 from controller.forwarding.log_reads import LogReads
-from controller.forwarding.reads import NeedsLeader, Proof
+from controller.forwarding.reads import Proof
 from controller.logs.store import LogStore
+from controller.replica.alone import NeedsLeader
 from fairlead.wire.frames import Decoder, Frame, Stream, encode
 from tests.support.waiting import LONG, eventually
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN

@@ -17,11 +17,11 @@ from controller.clock import SystemClock
 from controller.forwarding import final_logs, log_reads
 from controller.forwarding.final_logs import FinalLogs
 from controller.forwarding.log_reads import LogReads
-from controller.forwarding.reads import NeedsLeader
 from controller.logs import parts, search, segments, windows
 from controller.logs.parts import LogBucket, Part, Parts
 from controller.outputs.bucket import Bucket, BucketError
 from controller.outputs.own_bucket import MARKER, BucketOfAnother, OwnBucket
+from controller.replica.alone import NeedsLeader
 from controller.store.reading import StoreReader
 from fairlead.wire.frames import Frame, Stream, encode
 from tests.support.object_storage import ObjectStorage

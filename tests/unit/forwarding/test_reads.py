@@ -29,6 +29,7 @@ from controller.logs.parts import LogBucket
 from controller.logs.store import LogStore
 from controller.metric_history import MetricHistory
 from controller.outputs.store import OutputStore
+from controller.replica.answers import Answers
 from controller.store.accounts import User
 from controller.store.base import Changes
 from controller.store.reading import StoreReader
@@ -40,6 +41,7 @@ from fairlead.model.sweep import ParameterSets, SweepPlan
 from fairlead.queries import RunQuery
 from tests.doubles.clock import ManualClock
 from tests.doubles.memory_store import MemoryStore
+from tests.doubles.watched_databases import FollowedSqlite
 from tests.support.waiting import eventually
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller, _gate
 from tests.unit.lifecycle.play import Play
@@ -73,6 +75,7 @@ class Bed:
         self.forwarder: NotedForwarder
         self.reader: StoreReader
         self.controller: Controller
+        self.database: SqliteDatabase
 
     async def submit(self, name: str, token: str = USER_TOKEN, **more: Any) -> str:
         body = {"configuration": {**TASK, **more}, "name": name}
@@ -102,9 +105,12 @@ async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
 
 @asynccontextmanager
 async def opened_bed(
-    tmp_path: Path, reads: Callable[[StoreReader], Reads], bucket: LogBucket | None = None
+    tmp_path: Path,
+    reads: Callable[[StoreReader], Reads],
+    bucket: LogBucket | None = None,
+    answers: Callable[[StoreReader, SqliteDatabase], Answers] | None = None,
 ) -> AsyncIterator[Bed]:
-    database = SqliteDatabase(tmp_path)
+    database = FollowedSqlite(tmp_path)
     store = SqlStore(database)
     await store.open()
     as_double = cast(MemoryStore, store)
@@ -122,17 +128,21 @@ async def opened_bed(
     work = asyncio.create_task(running.pipeline.run())
     reader = StoreReader(database.reader)
     forwarder = NotedForwarder()
-    app = make_app(forwarder, None, reads(reader))
+    copied = None if answers is None else answers(reader, database)
+    app = make_app(forwarder, None, reads(reader), copied)
     async with (
         TestClient(TestServer(make_leader_app(running.service))) as leader,
         TestClient(TestServer(app)) as follower,
     ):
         made = Bed(leader, follower)
         made.forwarder, made.reader, made.controller = forwarder, reader, running
+        made.database = database
         yield made
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
     await reader.close()
+    if copied is not None:
+        await copied.close()
     await asyncio.to_thread(logs.close)
     await asyncio.to_thread(outputs.close)
     await store.close()

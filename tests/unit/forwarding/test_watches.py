@@ -28,9 +28,10 @@ from controller.forwarding.feed import (
 from controller.forwarding.follower import make_app
 from controller.forwarding.follower_links import BY_ITSELF
 from controller.forwarding.forwarder import Forwarder
-from controller.forwarding.reads import NeedsLeader, Proof
+from controller.forwarding.reads import Proof
 from controller.forwarding.watch_reads import Judge, MayNotSee, Reader, may_go_on, to_send
 from controller.lifecycle.model import Role
+from controller.replica.alone import NeedsLeader
 from controller.store import queries
 from controller.store.accounts import User
 from controller.store.errors import StoreUnavailable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from controller.forwarding.follower_links import FollowerLinks
 from controller.forwarding.leader_feed import LeaderFeed
 from controller.forwarding.leader_links import LeaderLinks
 from controller.relay import leader_at
+from controller.replica.answers import Answers
 from controller.service import ControllerService
 from controller.store.reading import StoreReader
+from controller.store.sqlite import SqliteDatabase
 from controller.web.app import Dashboard, session_key
 from tests.unit.api.conftest import USER_TOKEN
 from tests.unit.forwarding.test_reads import Bed, bearer, opened_bed
@@ -95,8 +97,13 @@ class WatchBed:
             return answer.status
 
 
+MakeAnswers = Callable[[StoreReader, SqliteDatabase, LeaderFeed], Answers]
+
+
 @asynccontextmanager
-async def opened_watch_bed(tmp_path: Path) -> AsyncIterator[WatchBed]:
+async def opened_watch_bed(
+    tmp_path: Path, answers: MakeAnswers | None = None
+) -> AsyncIterator[WatchBed]:
     tls = link_tls(b"secret", tmp_path)
     links = LeaderLinks(tls.follower)
     feed = LeaderFeed(links)
@@ -106,7 +113,11 @@ async def opened_watch_bed(tmp_path: Path) -> AsyncIterator[WatchBed]:
         made.append(DashboardReads(reader, SystemClock(), feed, session_key(SECRET)))
         return made[0]
 
-    async with opened_bed(tmp_path, reads) as bed:
+    def copied(reader: StoreReader, database: SqliteDatabase) -> Answers:
+        assert answers is not None
+        return answers(reader, database, feed)
+
+    async with opened_bed(tmp_path, reads, answers=copied if answers else None) as bed:
         leading = Leading(bed.controller.service, tls, links)
         await leading.start()
         yield WatchBed(bed, leading, feed, made[0])

@@ -1,0 +1,133 @@
+"""FollowedRuns shows what another controller's pipeline has committed; it takes no turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from controller.clock import Chance, Clock
+from controller.lifecycle.machines.model import Machine
+from controller.lifecycle.model import Allocation, Fleet, RunState
+from controller.lifecycle.renting_reasons import MachineReason
+from controller.pipelines.rentals import Rentals, RentalSettings
+from controller.pipelines.run_pipeline import ANY_NODE, RunPipeline
+from controller.pipelines.seams import TurnListener
+from controller.scheduling.scheduler import JobSubmittedPipeline
+from controller.store.base import Snapshot, Store
+from controller.store.turns.news import News
+from fairlead.model.statuses import FINAL_RUN_STATUSES, AllocationState
+
+
+class LostTrack(Exception):
+    """What is shown no longer fits what is stored: all of it has to be read again."""
+
+
+class FollowedRentals(Rentals):
+    """The records of machines. `reasons`, `why_never`: what only the leader has in memory."""
+
+    def __init__(
+        self,
+        placement: JobSubmittedPipeline,
+        settings: RentalSettings,
+        machines: Iterable[Machine],
+        reasons: Mapping[str, MachineReason],
+        ask_leader: Callable[[], None],
+    ) -> None:
+        super().__init__(placement.index, settings, machines, placement.could_hold)
+        self.reasons = reasons
+        self._ask_leader = ask_leader
+
+    def why_never(self, fleet: Fleet) -> str | None:
+        self._ask_leader()
+        return None
+
+    def follow(self, machines: Mapping[str, Machine | None]) -> None:
+        found = {key: machine for key, machine in machines.items() if machine is not None}
+        self.machines.update(found)
+        self.committed.update(found)
+
+
+class FollowedRuns(RunPipeline):
+    """The live runs, nodes and fleets as they are stored."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        chance: Chance,
+        placement: JobSubmittedPipeline,
+        rentals: FollowedRentals | None = None,
+    ) -> None:
+        super().__init__(store, clock, chance, placement, rentals)
+        self._followed_rentals = rentals
+
+    def listen(self, listener: TurnListener) -> None:
+        """Tell it nothing: the numbers and the nodes are the leader's."""
+
+    def begin_with(self, snapshot: Snapshot, ended: Iterable[RunState]) -> None:
+        """Show what is stored. `ended`: the ended runs that still occupy something."""
+        self._inventory.restore(snapshot.nodes, snapshot.fleets)
+        for state in (*snapshot.runs, *ended):
+            self._show(state, ())
+
+    def unseen_ends(self, run_ids: Iterable[str]) -> dict[str, Sequence[str]]:
+        """Return the allocations that these runs had when they were read last, unless they were
+        released then: what became of them counts as use."""
+        return {
+            run_id: [
+                one.id
+                for one in self._known[run_id].allocations
+                if one.state is not AllocationState.RELEASED
+            ]
+            for run_id in run_ids
+            if run_id in self._known
+        }
+
+    def follow(self, news: News) -> None:
+        """Show what was read again. Raises LostTrack."""
+        for name, fleet in news.fleets.items():
+            self._inventory.show_fleet(fleet, name)
+        for node_id, node in news.nodes.items():
+            self._inventory.show_node(node, node_id)
+        if self._followed_rentals is not None:
+            self._followed_rentals.follow(news.machines)
+        for run_id, state in news.runs.items():
+            if state is not None:
+                self._show(state, news.late.get(run_id, ()))
+            elif run_id in self._known:
+                raise LostTrack
+        of_nodes = (*news.nodes, ANY_NODE) if news.nodes or news.fleets else ()
+        self._watchers.wake((*news.runs, *of_nodes, None))
+
+    def _show(self, state: RunState, late: tuple[Allocation, ...]) -> None:
+        """`late`: allocations that are over, and were not when the run was read last."""
+        run_id = state.run.id
+        before = self._known.get(run_id)
+        kept = self._kept(before, state)
+        # What left the state since then stays counted as use, as when the leader trimmed it.
+        whole = replace(state, allocations=(*kept, *late, *state.allocations))
+        self._scheduler.run_changed(run_id, whole if kept or late else state)
+        if kept or late:
+            self._scheduler.run_trimmed(state)
+        self._by_node.moved(before, state)
+        self._let_go(self._dependents.note(state))
+        if state.run.status in FINAL_RUN_STATUSES:
+            self._retire(state)
+            return
+        self.runs[run_id] = state
+        self._leftovers.pop(run_id, None)
+        self._names[state.run.name] = run_id
+        self._families.add(state)
+
+    @staticmethod
+    def _kept(before: RunState | None, state: RunState) -> tuple[Allocation, ...]:
+        """Return the released allocations that left the state."""
+        if before is None:
+            return ()
+        shown = {one.id for one in state.allocations}
+        return tuple(
+            one
+            for one in before.allocations
+            if one.id not in shown and one.state is AllocationState.RELEASED
+        )

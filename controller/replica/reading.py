@@ -1,0 +1,121 @@
+"""Keeps a copy of the leader's state as new as each request asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from controller.clock import Clock
+from controller.pipelines.followed_runs import LostTrack
+from controller.replica.copy import Copy
+from controller.store.errors import StoreError, StoreHangs
+from controller.store.reading import StoreReader
+from controller.store.turns.news import Beginning
+
+C = TypeVar("C", bound=Copy)
+WAIT_SECONDS = 2.0
+"""A request that has waited for the copy for so long is the leader's."""
+LOAD_SECONDS = 60.0
+"""Of a read of all that is live. It goes on without those who asked for it."""
+KEEP_SECONDS = 30.0
+"""Between two looks when nobody asks: the first question must not wait for all to be read."""
+MAX_CHANGED = 1000
+"""Of more runs, a read of all that is live takes no longer."""
+
+
+class Following(Generic[C]):
+    """`reader`: its own, because a read of all that is live takes long. `make`: a copy over what
+    was read; called in a thread."""
+
+    def __init__(self, reader: StoreReader, make: Callable[[Beginning], C], clock: Clock) -> None:
+        self._reader = reader
+        self._make = make
+        self._clock = clock
+        self._copy: C | None = None
+        self._reading = asyncio.Lock()
+        self._next: asyncio.Task[C] | None = None
+        """A look that has not begun: what it finds is right for all who come until then."""
+        self._tasks: set[asyncio.Task[C]] = set()
+        self._keeping: asyncio.Task[None] | None = None
+        self._is_wanted = True
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._copy is not None
+
+    async def now(self) -> C:
+        """Return the copy, with all that was committed before this call. Raises StoreError."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._look())
+            self._tasks.add(self._next)
+            self._next.add_done_callback(self._looked)
+        look = self._next
+        # It is shared: one who leaves ends it for no other one.
+        await asyncio.wait((look,), timeout=WAIT_SECONDS)
+        if not look.done():
+            raise StoreHangs("the state is still being read")
+        return look.result()
+
+    def keep(self, *, wanted: bool) -> None:
+        """Keep a copy from now on; or forget it, when this controller leads and has the state."""
+        self._is_wanted = wanted
+        if wanted and self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep())
+        elif not wanted and self._keeping is not None:
+            self._keeping.cancel()
+            self._keeping = self._copy = None
+
+    async def _keep(self) -> None:
+        """Until cancelled."""
+        while True:
+            with contextlib.suppress(StoreError):
+                await self.now()
+            await asyncio.sleep(KEEP_SECONDS)
+
+    async def close(self) -> None:
+        self.keep(wanted=False)
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._reader.close()
+
+    def _looked(self, task: asyncio.Task[C]) -> None:
+        self._tasks.discard(task)
+        # All who waited may have left. asyncio logs an error that nothing retrieves.
+        if not task.cancelled():
+            task.exception()
+
+    async def _look(self) -> C:
+        async with self._reading:
+            # Whoever comes from now on may have seen a commit that this look does not.
+            self._next = None
+            copy = self._copy
+            with contextlib.suppress(LostTrack):
+                if copy is not None and await self._follow(copy):
+                    return copy
+            self._copy = None
+            async with self._reader.moment(LOAD_SECONDS) as moment:
+                beginning = await moment.beginning(self._clock.now())
+            made = await asyncio.to_thread(self._make, beginning)
+            # A look may end after this controller began to lead.
+            self._copy = made if self._is_wanted else None
+            return made
+
+    async def _follow(self, copy: C) -> bool:
+        """Bring the copy up to date. Return False if all has to be read again. Raises LostTrack,
+        StoreUnavailable."""
+        async with self._reader.moment() as moment:
+            found = await moment.changed_since(copy.turn)
+            if found is None:
+                return False
+            turn, changed = found
+            if turn == copy.turn:
+                return True
+            if changed.all or len(changed.runs) > MAX_CHANGED:
+                return False
+            news = await moment.news(changed, copy.unseen_ends(changed.runs))
+        copy.follow(turn, news)
+        return True
