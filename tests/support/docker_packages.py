@@ -95,8 +95,9 @@ def _unpacked(archives: Path, work: Path, home: Path) -> Path:
     for program in elf.elf_files(fresh / "bin"):
         if elf.dynamic(program).needed:
             # Not $ORIGIN: runc and crun execute a copy of themselves that lies in no folder.
-            place = ["--force-rpath", "--set-rpath", home / "lib"]
-            run(["patchelf", *place, "--set-interpreter", home / "lib" / platform.loader, program])
+            found = ("--force-rpath", "--set-rpath", home / "lib")
+            loader = ("--set-interpreter", home / "lib" / platform.loader)
+            run(["patchelf", *found, *loader, program])
     return fresh
 
 
