@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from shim.engines.base import (
 )
 from shim.engines.docker.engine import DockerEngine
 from shim.errors import EngineError
-from tests.support.daemons import run
+from tests.support import images
+from tests.support.daemons import Daemon, run
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.engine_contract import DEADLINE, EngineContract, World, spec
 from tests.support.engine_world import EngineWorld, settings_in
@@ -33,12 +35,12 @@ from tests.support.waiting import LONG, wait_until
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture
-async def docker_world(
-    dockerd: DockerDaemon, busybox_image: str, monkeypatch: pytest.MonkeyPatch
+@asynccontextmanager
+async def _world_of(
+    dockerd: DockerDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[EngineWorld]:
+    """A shim's part on an engine that has busybox:latest."""
     monkeypatch.setenv("DOCKER_HOST", dockerd.url)
-    await asyncio.to_thread(dockerd.docker, "tag", busybox_image, "busybox:latest")
     folder = Path(tempfile.mkdtemp(prefix="fe-", dir="/tmp"))
     world = EngineWorld(folder, settings_in(folder), DockerEngine)
     await world.again()
@@ -46,6 +48,15 @@ async def docker_world(
     await world.close()
     await asyncio.to_thread(dockerd.remove_containers)
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def docker_world(
+    dockerd: DockerDaemon, busybox_image: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[EngineWorld]:
+    await asyncio.to_thread(dockerd.docker, "tag", busybox_image, "busybox:latest")
+    async with _world_of(dockerd, monkeypatch) as world:
+        yield world
 
 
 class TestDockerEngine(EngineContract):
@@ -73,7 +84,7 @@ async def test_a_container_gets_its_limits_its_group_and_a_read_only_runtime(
     host: dict[str, Any] = found["HostConfig"]
     writable = {mount["Destination"]: mount["RW"] for mount in found["Mounts"]}
     assert (host["NanoCpus"], host["Memory"], host["Privileged"]) == (500_000_000, 64 << 20, False)
-    assert (host["GroupAdd"], host["RestartPolicy"]["Name"]) == (["0"], "")
+    assert (host["GroupAdd"], host["RestartPolicy"]["Name"]) == (["0"], "no")
     assert writable == {
         "/opt/fairlead/runtime": False,
         "/opt/fairlead/task": True,
@@ -262,18 +273,61 @@ async def test_a_pull_that_cannot_work_says_why(
 async def test_exits_are_told_also_after_the_engine_was_killed_and_came_back(
     docker_world: EngineWorld, dockerd: DockerDaemon
 ) -> None:
-    engine: Engine = docker_world.engine
-    wanted = spec(docker_world, "t1", "while [ ! -e go ]; do sleep 0.05; done; exit 4")
+    """With its own containerd, which ends with it. Of an end in between, containerd 1 remembers
+    the code and containerd 2 does not; dockerd says 255 then, which is not the container's."""
+    assert await _exit_while_away(docker_world, dockerd) != 255
+
+
+@pytest.fixture
+def containerd(testbed_folder: Path) -> Iterator[Path]:
+    """The socket of a containerd that is no child of dockerd's, as where systemd runs both."""
+    folder = testbed_folder / "containerd"
+    folder.mkdir()
+    socket, config = folder / "containerd.sock", folder / "config.toml"
+    # The part for Kubernetes wants plugins that this machine may lack.
+    config.write_text('version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n')
+    places = ("--config", config, "--address", socket)
+    kept = ("--root", folder / "root", "--state", folder / "state")
+    daemon = Daemon(["containerd", *places, *kept], folder / "containerd.log")
+    daemon.spawn()
+    daemon.wait_ready(socket.exists)
+    yield socket
+    daemon.stop()
+
+
+async def test_an_exit_code_outlives_dockerd_where_containerd_does(
+    containerd: Path, testbed_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = testbed_folder / "beside-containerd"
+    folder.mkdir()
+    other = DockerDaemon(folder, containerd=str(containerd))
+    await asyncio.to_thread(other.start)
+    try:
+        root = images.busybox_root(folder / "busybox")
+        await asyncio.to_thread(other.import_image, "busybox:latest", root)
+        async with _world_of(other, monkeypatch) as world:
+            assert await _exit_while_away(world, other) == 4
+    finally:
+        await asyncio.to_thread(other.stop)
+
+
+async def _exit_while_away(world: EngineWorld, dockerd: DockerDaemon) -> int | None:
+    """Return the exit code that is told of a container that ends with 4 while dockerd is killed."""
+    engine: Engine = world.engine
+    wanted = spec(world, "t1", "while [ ! -e go ]; do sleep 0.05; done; exit 4")
     container_id = await engine.create(wanted)
     await engine.start(container_id)
+    look = ("inspect", "-f", "{{.State.Pid}}", container_id)
+    process = Path("/proc", await asyncio.to_thread(dockerd.docker, *look))
     waiter = asyncio.create_task(_wait_patiently(engine, container_id))
     with ThreadPoolExecutor(1) as threads:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(threads, dockerd.kill9)
-        (docker_world.folder / "t1" / "job" / "go").touch()
+        (world.folder / "t1" / "job" / "go").touch()
+        await _until(lambda: not process.exists())
         await loop.run_in_executor(threads, dockerd.start)
     async with asyncio.timeout(LONG):
-        assert await waiter == 4
+        return await waiter
 
 
 async def _wait_patiently(engine: Engine, container_id: str) -> int | None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from tests.support.daemons import run
 
 _BUSYBOX = Path("/bin/busybox")
-_KEPT = Path("/var/cache/fairlead-tests")
-"""Roots of Debian take a minute each to make: the machine's checkouts share them."""
-_KEPT_SECONDS = 7 * 86400.0
+KEPT = Path("/var/cache/fairlead-tests")
+"""Where the machine's checkouts share what takes long to make: a root of Debian takes a minute."""
+KEPT_SECONDS = 7 * 86400.0
 _BUILD_SECONDS = 1200.0
 
 
@@ -52,12 +52,12 @@ def musl_root(folder: Path) -> Path:
 
 def debian_archive(suite: str, *packages: str) -> Path:
     """A root of a Debian release as a tar archive, not older than a week."""
-    _KEPT.mkdir(parents=True, exist_ok=True)
-    archive = _KEPT / ("-".join((suite, *packages)) + ".tar")
+    KEPT.mkdir(parents=True, exist_ok=True)
+    archive = KEPT / ("-".join((suite, *packages)) + ".tar")
     with archive.with_suffix(".lock").open("w") as lock:
         # Tests that run side by side want the same one.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not archive.exists() or time.time() - archive.stat().st_mtime > _KEPT_SECONDS:
+        if not archive.exists() or time.time() - archive.stat().st_mtime > KEPT_SECONDS:
             fresh = archive.with_name(f".{archive.name}")
             options: list[str | Path] = ["--quiet", "--mode=root", "--variant=minbase"]
             options.append("--format=tar")

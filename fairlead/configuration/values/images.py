@@ -97,17 +97,18 @@ def _what_is_wrong(text: str) -> str | None:
     if not _PATH.fullmatch(path):
         return "is not the name of an image"
     if len(_in_full(registry, path)) > _MAX_LENGTH:
-        return f"is longer than the {_MAX_LENGTH} characters that a name with its registry may have"
+        return (
+            f"is longer than the {_MAX_LENGTH} characters that a name may have after its registry"
+        )
     if _ID.fullmatch(rest):
         return "is an image's id, not its name: other nodes do not know it"
     return None
 
 
 def _in_full(registry: str | None, path: str) -> str:
-    """Return the name as an engine completes it; that is the name that counts."""
-    if registry is not None:
-        return f"{registry}/{path}"
-    return f"docker.io/{path}" if "/" in path else f"docker.io/library/{path}"
+    """Return the path as an engine completes it. Its length counts; before 28, that of the registry
+    did too, so an older node may still refuse the name."""
+    return path if registry is not None or "/" in path else f"library/{path}"
 
 
 def _tagged(text: str) -> tuple[str, str, str]:

@@ -7,8 +7,10 @@ from typing import Any
 
 from fairlead.wire.shim import VolumeKind
 from shim.engines.base import ContainerSpec, ContainerState, Found, NodeFault
+from shim.engines.docker.events import Past
 
 _BOUND = (VolumeKind.HOST, VolumeKind.DEVICE)
+_LOST_CODE = 255
 _INSTALL = "fairlead.install"
 _TASK = "fairlead.task"
 _RUN = "fairlead.run"
@@ -72,6 +74,16 @@ def state_of(text: str) -> ContainerState:
     # Docker's "dead" and "removing" are halves of a removal: no process is left in them.
     ended = text in ("exited", "dead", "removing")
     return ContainerState.EXITED if ended else ContainerState.RUNNING
+
+
+def exit_code_of(state: dict[str, Any], past: Past) -> int | None:
+    """Return the exit code of an ended container, None where the engine has lost it.
+
+    containerd 2 forgets a container that ended while containerd was down ("cleaning leaked shim
+    process" in its log), and dockerd then writes 255.
+    """
+    code = int(state["ExitCode"])
+    return None if code == _LOST_CODE and not past.remembered else code
 
 
 def check_sources(spec: ContainerSpec, runtime: Path) -> None:

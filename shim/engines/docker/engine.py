@@ -41,7 +41,7 @@ from shim.engines.docker import containers, events, faults, request
 from shim.engines.docker.api import Conflict, DockerRefused, NotFound, ensure_volume
 from shim.engines.docker.choice import ChosenNetworks, NetworkChooser
 from shim.engines.docker.dialect import DOCKER, Dialect
-from shim.engines.docker.events import EventFollower
+from shim.engines.docker.events import EventFollower, Past
 from shim.engines.docker.handover import hand_over, means_of
 from shim.engines.docker.images import DockerImages
 from shim.errors import EngineError
@@ -436,16 +436,15 @@ class DockerEngine:
         state = found["State"]
         if containers.state_of(state["Status"]) is not ContainerState.EXITED:
             return None
-        stopped, unseen = container_id in self._stopped, False
+        past = Past(stopped=container_id in self._stopped)
         # It ended while no stream of events was open: only the engine remembers why.
-        if not stopped and container_id not in self._seen:
+        if not past.stopped and container_id not in self._seen:
             past = await events.past_of(self._call, self._api, container_id, self._dialect)
-            stopped, unseen = past.stopped, past.unseen
         return Exit(
-            exit_code=int(state["ExitCode"]),
+            exit_code=containers.exit_code_of(state, past),
             oom_killed=bool(state.get("OOMKilled")),
-            stopped=stopped,
-            unseen=unseen,
+            stopped=past.stopped,
+            unseen=past.unseen,
         )
 
     def waits_for(self, container_id: str) -> bool:

@@ -32,11 +32,13 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's memory of a container's end.
 
     `stopped`: the container got a signal to end. `unseen`: it ended before the engine's present
-    life, perhaps together with the previous one.
+    life, perhaps together with the previous one. Not `remembered`: no event of the present life
+    tells of the end, so the exit code may not be the container's own.
     """
 
     stopped: bool = False
     unseen: bool = False
+    remembered: bool = True
 
 
 async def past_of(call: Call, api: Any, container_id: str, dialect: Dialect = DOCKER) -> Past:
@@ -73,10 +75,12 @@ def judge(
     all_of_them = list(events)
     own = [one for one in all_of_them if subject(one) == container_id]
     has_died = any(one.get("Action") == "die" for one in own)
+    # With fewer events than it keeps, the engine has forgotten none of its present life.
+    remembered = has_died or len(all_of_them) >= REMEMBERED
     return Past(
         stopped=any(ends_it(one, names_signals=names_signals) for one in own),
-        # With fewer events than it keeps, the engine has forgotten none of its present life.
-        unseen=not has_died and not live_restore and len(all_of_them) < REMEMBERED,
+        unseen=not remembered and not live_restore,
+        remembered=remembered,
     )
 
 

@@ -33,8 +33,12 @@ _JOBS = (
 )
 """`to rootfs at` comes before a mount's target; NVIDIA's hook prints the last one for an image that
 needs a newer driver."""
-_ADDRESS_TAKEN = "address already in use"
-_ADDRESS_TAKEN_IN_PODMAN = re.compile(r"requested ip address \S+ is already allocated")
+# Docker's words, since 28 after those of its networking, and Podman's.
+_ADDRESS_TAKEN = re.compile(
+    r"(failed to set up container networking: )?address already in use"
+    r"|.*requested ip address \S+ is already allocated.*",
+    re.DOTALL,
+)
 _GONE_SOURCE = re.compile(
     r'mounting "(?P<source>[^"]+)" to rootfs at .*l?stat (?P=source): no such'
 )
@@ -45,8 +49,7 @@ _REFUSED_LIMIT = re.compile(r"failed to write .*: invalid argument")
 def is_of_its_address(error: EngineError) -> bool:
     """Return whether another container has the address in the run's network. For a port the engine
     says "listen tcp4 …: bind: address already in use"."""
-    text = str(error).strip().lower()
-    return text == _ADDRESS_TAKEN or _ADDRESS_TAKEN_IN_PODMAN.search(text) is not None
+    return _ADDRESS_TAKEN.fullmatch(str(error).strip().lower()) is not None
 
 
 def of_create(error: EngineError) -> EngineError:

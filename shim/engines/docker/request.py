@@ -77,6 +77,8 @@ def _host_config(spec: ContainerSpec, node: NodeValues, network: str) -> dict[st
         pids_limit=options.pids_limit or _MAX_PROCESSES,
         # Whatever user the image has, the node's group opens the folders of the task to it.
         group_add=[str(node.gid)],
+        # A new start is the controller's decision.
+        restart_policy={"Name": "no"},
         privileged=options.privileged,
         cap_add=list(options.cap_add) or None,
         cap_drop=list(options.cap_drop) or None,

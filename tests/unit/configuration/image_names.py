@@ -1,4 +1,4 @@
-"""Names of images that Docker takes, and names that it refuses."""
+"""Names of images that Docker takes, that only newer engines take, and that all refuse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ RIGHT = [
     "localhost/app",
     "localhost:5000/app:1",
     "127.0.0.1:1/nothing:1",
-    "[::1]:5000/app",
     "registry.example.com:5000/team/image",
     "Registry.Example.com/app",
     "nvcr.io/nvidia/pytorch:25.01-py3",
@@ -20,6 +19,8 @@ RIGHT = [
     "x.example.com/" + "a" * 241,
     "a" * 237,
 ]
+NEWER = ["[::1]:5000/app", "x.example.com/" + "a" * 255, "a" * 247]
+"""The engine of a node has the last word on these: since 28, the registry's part is not counted."""
 WRONG = [
     ("", "is not the name of an image"),
     ("Ubuntu:24.04", "has capital letters"),
@@ -44,7 +45,7 @@ WRONG = [
     ("${IMAGE}", "holds a variable"),
     ("host..example/app", "names an invalid registry"),
     ("host:port/app", "names an invalid registry"),
-    ("a" * 238, "is longer than the 255"),
-    ("x.example.com/" + "a" * 242, "is longer than the 255"),
+    ("a" * 248, "is longer than the 255"),
+    ("x.example.com/" + "a" * 256, "is longer than the 255"),
     ("0" * 64, "is an image's id"),
 ]

@@ -13,10 +13,10 @@ from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
 from fairlead.configuration.runs.plan import Defaults, to_run
 from fairlead.configuration.values.images import image_name
-from tests.unit.configuration.image_names import RIGHT, WRONG
+from tests.unit.configuration.image_names import NEWER, RIGHT, WRONG
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", [*RIGHT, *NEWER])
 def test_the_name_of_an_image_is_taken_as_it_is_written(name: str) -> None:
     written = {"type": "task", "image": name}
     (spec,) = to_run(parse({**written, "commands": ["x"]}), written, Defaults()).specs

@@ -8,7 +8,7 @@ import pytest
 
 from shim.engines.base import NodeFault
 from shim.engines.docker.api import Conflict, DockerRefused, NotFound, ensure_volume
-from shim.engines.docker.faults import of_create, of_start
+from shim.engines.docker.faults import is_of_its_address, of_create, of_start
 from shim.errors import EngineError, VolumeError
 
 RUNC = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start "
@@ -127,3 +127,20 @@ async def test_a_named_volume_is_the_nodes_fault_where_the_engine_fails(
 
     with pytest.raises(kind, match="volume data: refused"):
         await ensure_volume(call, None, "data")
+
+
+@pytest.mark.parametrize(
+    ("said", "of_its_address"),
+    [
+        ("Address already in use", True),
+        ("failed to set up container networking: Address already in use", True),
+        ("requested ip address 10.80.0.2 is already allocated to container ID 1", True),
+        ("Error starting userland proxy: listen tcp4 127.0.0.1:1: bind: address already in use",
+         False),
+        ("failed to set up container networking: driver failed programming external connectivity "
+         "on endpoint f: failed to bind host port 127.0.0.1:1:172.31.0.2:22/tcp: address already "
+         "in use", False),
+    ],
+)  # fmt: skip
+def test_an_address_in_use_is_not_taken_for_a_port_in_use(said: str, of_its_address: bool) -> None:
+    assert is_of_its_address(answer(403, said)) == of_its_address

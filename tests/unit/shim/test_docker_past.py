@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shim.engines.base import EngineUnavailable
+from shim.engines.docker.containers import exit_code_of
 from shim.engines.docker.events import REMEMBERED, Past, judge, past_of
 from shim.engines.podman import PODMAN
 from shim.errors import EngineError
@@ -36,8 +37,8 @@ FULL = [event("exec_start", OTHER)] * REMEMBERED
         ([*BEFORE, TERM, DIED], Past(stopped=True)),
         ([event("kill", signal="10"), DIED], Past()),
         ([event("kill", OTHER, signal="15"), DIED], Past()),
-        (BEFORE, Past(unseen=True)),
-        ([], Past(unseen=True)),
+        (BEFORE, Past(unseen=True, remembered=False)),
+        ([], Past(unseen=True, remembered=False)),
         (FULL, Past()),
         ([*FULL, DIED], Past()),
     ],
@@ -49,7 +50,21 @@ def test_an_event_that_the_engine_does_not_remember_lies_before_its_life(
 
 
 def test_an_engine_with_live_restore_takes_nobody_along() -> None:
-    assert judge(BEFORE, OURS, live_restore=True) == Past()
+    assert judge(BEFORE, OURS, live_restore=True) == Past(remembered=False)
+
+
+@pytest.mark.parametrize(
+    ("code", "past", "told"),
+    [
+        (255, Past(remembered=False), None),
+        (255, Past(), 255),
+        (4, Past(remembered=False), 4),
+    ],
+)
+def test_the_code_of_a_container_that_containerd_forgot_is_unknown(
+    code: int, past: Past, told: int | None
+) -> None:
+    assert exit_code_of({"ExitCode": code}, past) == told
 
 
 class Api:
