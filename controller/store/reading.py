@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from controller.lifecycle.model import Attempt, RunState
 from controller.store import queries, schema
-from controller.store.accounts import StoredToken, User
+from controller.store.accounts import ServiceKey, StoredToken, User
 from controller.store.base import StoredEvent
 from controller.store.errors import StoreHangs, StoreUnavailable, StoreUnusable
 from controller.store.sessions import Session
@@ -197,6 +197,10 @@ class Moment:
     async def account_of(self, token_id: str) -> tuple[User, StoredToken] | None:
         """Return the token with this id and its user."""
         return await self._read(lambda connection: queries.account_of(connection, token_id))
+
+    async def service_keys(self, digest: str) -> tuple[ServiceKey, ...]:
+        """Return the keys of services with this digest."""
+        return await self._read(lambda connection: queries.service_keys(connection, digest))
 
     async def node_names(self) -> dict[str, str]:
         """Return the names of all nodes by id."""
