@@ -103,7 +103,11 @@ class FollowerWays:
     async def left(self, attempt_id: str) -> None:
         """Return once no follower sends requests to this replica, or has any in flight there. It is
         in traffic no more when this is called."""
-        run_ids = [route.run_id for route in self._parts.routes.all()]
+        run_ids = [
+            route.run_id
+            for route in self._parts.routes.all()
+            if any(one.attempt_id == attempt_id for one in route.draining)
+        ]
         versions = {session: session.look(run_ids) for session in self._sessions}
         while True:
             patience = self._patience()
@@ -228,8 +232,9 @@ class _Session:
 
     # -- what the follower is told --------------------------------------------------------------
 
-    def look(self, run_ids: Iterable[str]) -> int:
-        """Tell what changed of these; return the version in which they are as they are now."""
+    def look(self, run_ids: Iterable[str], *, at_nodes: bool = False) -> int:
+        """Tell what changed of these; return the version in which they are as they are now.
+        `at_nodes`: look at the addresses of nodes, too."""
         changed, gone = [], []
         for run_id in run_ids:
             route = self._parts.routes.get(run_id)
@@ -242,7 +247,7 @@ class _Session:
             elif made != known:
                 self._told[run_id] = made
                 changed.append(made)
-        nodes = self._used_nodes()
+        nodes = self._used_nodes() if changed or gone or at_nodes else self._nodes
         if changed or gone or nodes != self._nodes or self._version == 0:
             self._version += 1
             told = Told(
@@ -259,7 +264,7 @@ class _Session:
     def _look_at_all(self) -> None:
         routes = tuple(self._parts.routes.all())
         self._sockets.keep({one.attempt_id for route in routes for one in _shown(route)})
-        self.look([*(route.run_id for route in routes), *tuple(self._told)])
+        self.look([*(route.run_id for route in routes), *self._told], at_nodes=True)
 
     def _service(self, route: Route) -> Service:
         replicas = tuple(

@@ -25,15 +25,21 @@ _APP = Path(__file__).parents[1] / "services" / "app.py"
 
 @pytest.fixture
 def controllers(
-    database_url: str, tmp_path: Path, shim_process: ShimFactory, sshd: SshDaemon
+    database_url: str,
+    tmp_path: Path,
+    testbed_folder: Path,
+    numbers: Iterator[int],
+    shim_process: ShimFactory,
+    sshd: SshDaemon,
 ) -> Iterator[Controllers]:
-    """With a node that they reach by SSH alone."""
+    """With a node that they reach by SSH alone. Its user for gateways can't enter `tmp_path`."""
     made = Controllers(tmp_path, database_url)
     with closing(made):
         made.start()
         first = made.all[0]
         sshd.authorize(first.public_key)
-        shim = shim_process("process", "--cpus", "2", *sshd.lending(tmp_path / "exposed"))
+        exposed = testbed_folder / f"exposed{next(numbers)}"
+        shim = shim_process("process", "--cpus", "2", *sshd.lending(exposed))
         way = ["--host", "127.0.0.1", "--port", str(sshd.port), "--user", sshd.user]
         way += ["--socket", str(shim.socket), "--host-key", sshd.host_key]
         first.cli("node", "add", "n1", *way).succeeded()
@@ -139,3 +145,31 @@ async def _ask_on(
 def _leads_elsewhere(controllers: Controllers) -> bool:
     _, *others = controllers.all
     return any("this controller leads now" in one.daemon.log.read_text() for one in others)
+
+
+async def test_a_replica_is_not_stopped_under_a_websocket_at_a_follower(
+    controllers: Controllers,
+) -> None:
+    first, follower, _ = controllers.all
+    await asyncio.to_thread(_serve, controllers, "web")
+    async with aiohttp.ClientSession(headers=_bearer(controllers.token)) as session:
+        await _carries(session, follower, first, "web")
+        async with session.ws_connect(f"{follower.url}/services/web/ws") as socket:
+            await asyncio.to_thread(controllers.post, first, "/v1/runs/web/stop", {})
+            client = ControllerClient(first.url, controllers.token)
+            # Its last word comes after all that a drain waits for but the WebSocket.
+            while await asyncio.to_thread(_takes_new_requests, client, "web"):
+                await _talk(socket)
+            for _ in range(20):
+                await _talk(socket)
+        await eventually(lambda: asyncio.to_thread(_has_ended, client, "web"))
+
+
+def _takes_new_requests(client: ControllerClient, name: str) -> bool:
+    view = decode(client.get(f"/v1/services/{name}"), dict[str, Any])
+    return any(one["not_ready"] is None for one in view["replicas"])
+
+
+def _has_ended(client: ControllerClient, name: str) -> bool:
+    run = decode(client.get(f"/v1/runs/{name}"), dict[str, Any])
+    return run["jobs"][0]["attempts"][0]["finished_at"] is not None

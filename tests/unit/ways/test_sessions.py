@@ -103,7 +103,7 @@ async def test_a_drain_waits_for_the_requests_at_a_follower(bed: SessionBed) -> 
     leader = await bed.leads(route(EXPOSED))
     await bed.knows("/exposed/a.sock")
     bed.carried.requests = {"a": 1}
-    leader.routes.planted = {"api": route(ANOTHER)}
+    leader.routes.planted = {"api": replace(route(ANOTHER), draining=(EXPOSED,))}
     draining = asyncio.create_task(leader.ways.left("a"))
     await bed.knows("/exposed/b.sock")
     # It has told that one is in flight.
