@@ -112,7 +112,8 @@ async def _carries(
                 assert answer.status == 200
         return await asyncio.to_thread(_carried_by, leader) == before
 
-    await eventually(is_carried)
+    carried: bool = await eventually(is_carried)
+    assert carried
 
 
 def _carried_by(one: ControllerProcess) -> list[str]:
@@ -162,7 +163,7 @@ async def test_a_replica_is_not_stopped_under_a_websocket_at_a_follower(
                 await _talk(socket)
             for _ in range(20):
                 await _talk(socket)
-        await eventually(lambda: asyncio.to_thread(_has_ended, client, "web"))
+        await asyncio.to_thread(wait_until, lambda: _has_ended(client, "web"), what="its end")
 
 
 def _takes_new_requests(client: ControllerClient, name: str) -> bool:
@@ -172,4 +173,5 @@ def _takes_new_requests(client: ControllerClient, name: str) -> bool:
 
 def _has_ended(client: ControllerClient, name: str) -> bool:
     run = decode(client.get(f"/v1/runs/{name}"), dict[str, Any])
-    return run["jobs"][0]["attempts"][0]["finished_at"] is not None
+    finished_at: str | None = run["jobs"][0]["attempts"][0]["finished_at"]
+    return finished_at is not None
