@@ -117,7 +117,7 @@ class Assembly:
         """The progress of pulls alone: what `_progress` has of an attempt may be of its outputs."""
         self._store = stores.store
         self._leftovers = snapshot.leftover_allocations
-        fence = Fence(boot.epoch, boot.token)
+        self.fence = fence = Fence(boot.epoch, boot.token)
         placement = JobSubmittedPipeline(chance.new_id, snapshot.past_use)
         rentals = _rentals(placement, machines, boot, chance, snapshot)
         self.pipeline = RunPipeline(stores.store, clock, chance, placement, rentals, listeners)

@@ -23,11 +23,13 @@ from aiohttp import web
 
 from common.http import is_our_failure, json_response
 from common.links.host_keys import public_line
+from common.links.node_links import NodeLinks
 from common.proxy import headers, models
 from common.proxy.browsers.site import Site
 from common.proxy.entry import Proxy, Settings, tidy
 from common.proxy.forwarding import ProxyLimits
 from common.proxy.outliers import Outliers
+from common.proxy.reported import ReportedTraffic
 from common.sockets import BACKLOG, held_by_systemd
 from fairlead.wire.gateway import (
     HEALTH_PATH,
@@ -52,9 +54,8 @@ from gateway.fast_plan import fast_services
 from gateway.fast_sockets import LogSocket
 from gateway.haproxy import ADMITTED, Haproxy, Limits, Paths, Ports
 from gateway.link import ControllerLink
-from gateway.links import NodeLinks
 from gateway.reach import ReplicaReach
-from gateway.served import GatewayTraffic, SnapshotServices, service_of
+from gateway.served import SnapshotServices, service_of
 from gateway.ssh_forwards import SshForwards
 from gateway.state import AgentState, StateUnusable
 
@@ -131,7 +132,7 @@ class Agent:
         self.nodes = NodeLinks(identity)
         self._reach = ReplicaReach(self.nodes.connect, self._reach_changed)
         self.services = SnapshotServices(lambda run_id: self.link.say(Wake(run_id=run_id)))
-        self.traffic = GatewayTraffic(loop.time, self._emptied)
+        self.traffic = ReportedTraffic(loop.time, self._emptied)
         self._outliers = Outliers(loop.time)
         self.fast_path: FastPath | None = None
         self._access = AskingAccess(self.link.ask, loop.time, self._admitted)

@@ -19,6 +19,7 @@ from typing import Protocol
 from common.haproxy_admin import HaproxyAway, HaproxyRefused
 from common.links.errors import LinkError
 from common.proxy.outliers import Outliers
+from common.proxy.reported import ReportedTraffic
 from common.proxy.view import Replica
 from common.streams import PortStream
 from fairlead.wire.errors import AgentError, AgentUnavailable
@@ -39,7 +40,6 @@ from gateway.fast_plan import (
 )
 from gateway.fast_sockets import Sockets
 from gateway.haproxy import DirectPlace, Haproxy, Limits
-from gateway.served import GatewayTraffic
 from gateway.ssh_forwards import ForwardFailed, SshForwards
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ LEFTOVER_SECONDS = 60.0
 
 
 class Links(Protocol):
-    """The ways to replicas (`gateway.links.NodeLinks`)."""
+    """The ways to replicas (`common.links.node_links.NodeLinks`)."""
 
     def node(self, replica: Replica) -> GatewayNode: ...
 
@@ -72,7 +72,7 @@ class FastPath:
         haproxy: Haproxy,
         forwards: Callable[[Callable[[str], None]], SshForwards],
         links: Links,
-        traffic: GatewayTraffic,
+        traffic: ReportedTraffic,
         emptied: Callable[[str], None],
         socket_path: Callable[[str, str], Path],
         outliers: Outliers,

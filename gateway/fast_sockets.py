@@ -9,10 +9,10 @@ import socket
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 
+from common.links.node_links import raw_socket
 from common.proxy.view import Replica
 from fairlead.wire.gateway import GatewayNode
 from gateway.fast_plan import ServerKey
-from gateway.links import raw_socket
 from gateway.ssh_forwards import SshForwards
 
 _LINES = 500

@@ -9,6 +9,8 @@ from common.proxy.upstream import ReplicaConnection
 
 KEPT_BYTES = 64 << 10
 PIECE_BYTES = 64 << 10
+_READ: web.RequestKey[bytes] = web.RequestKey("read", bytes)
+"""The whole body, once it was read: who passes the request on elsewhere reads it again."""
 
 
 class Body:
@@ -58,8 +60,9 @@ class Body:
 
 async def body_of(request: web.Request, most: int) -> Body:
     """Return the request's body. Raises TooLarge."""
-    if not request.body_exists:
-        return Body(request, most, b"")
+    known = request.get(_READ)
+    if known is not None or not request.body_exists:
+        return Body(request, most, known or b"")
     length = request.content_length
     if length is not None and length > most:
         raise too_large(most)
@@ -70,13 +73,18 @@ async def body_of(request: web.Request, most: int) -> Body:
 
 async def whole(request: web.Request, most: int) -> bytes:
     """Return all of the body. Raises TooLarge."""
+    known: bytes | None = request.get(_READ)
+    if known is not None:
+        return known
     parts, size = [], 0
     while data := await request.content.read(PIECE_BYTES):
         size += len(data)
         if size > most:
             raise too_large(most)
         parts.append(data)
-    return b"".join(parts)
+    read = b"".join(parts)
+    request[_READ] = read
+    return read
 
 
 def too_large(most: int) -> TooLarge:

@@ -18,7 +18,7 @@ from common.proxy.browsers.login import NOT_KEPT, BrowserLogin, Prove, closed_pa
 from common.proxy.browsers.login import Settings as LoginSettings
 from common.proxy.browsers.sessions import BrowserSessions, wants_page, without_own_cookies
 from common.proxy.browsers.site import Site
-from common.proxy.errors import NoReplica, TooMany
+from common.proxy.errors import NoneReached, NoReplica, TooMany
 from common.proxy.forwarding import FROM_REPLICA, Forwarded, Forwarder, HangUps, ProxyLimits
 from common.proxy.headers import Client, Target
 from common.proxy.judgement import require_plain
@@ -26,9 +26,18 @@ from common.proxy.metrics import MeteredTraffic
 from common.proxy.outliers import Outliers
 from common.proxy.replicas import Replicas
 from common.proxy.view import Access, Admission, Connect, Service, Services, Traffic
-from common.refusals import Forbidden, Invalid, NotFound, ServiceError, Unauthenticated
+from common.refusals import (
+    Forbidden,
+    Invalid,
+    NotFound,
+    ServiceError,
+    Unauthenticated,
+    Unavailable,
+)
 from common.tokens import BROWSER_PREFIX
 
+Elsewhere = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_FOR_ANOTHER = (NoneReached, NoReplica, NotFound, Unavailable)
 CLIENT_GONE = 499
 """No client is left to read it; other statuses would be logged as failures of the controller."""
 
@@ -52,7 +61,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proxy:
-    """Answers the requests that are meant for services."""
+    """Answers the requests that are meant for services. `elsewhere`: who answers those that this
+    proxy has no way for; no replica has acted on them, or they may be repeated."""
 
     def __init__(
         self,
@@ -64,7 +74,9 @@ class Proxy:
         settings: Settings,
         prove: Prove | None = None,
         outliers: Outliers | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
+        self._elsewhere = elsewhere
         self.replicas = Replicas(connect, outliers)
         self._services = services
         self.metrics = MeteredTraffic(traffic)
@@ -93,6 +105,11 @@ class Proxy:
         """Answer the request; refusals and failures included."""
         return await self.answer_as(request, self._named_by_host(request))
 
+    def named(self, request: web.Request) -> str | None:
+        """Return the service that the host name or the path names."""
+        by_path = headers.target_by_path(headers.origin_form(request.raw_path))
+        return self._named_by_host(request) or (None if by_path is None else by_path.service)
+
     def _named_by_host(self, request: web.Request) -> str | None:
         return headers.service_of_host(request.host, self._domain or headers.LOCAL_DOMAIN)
 
@@ -117,11 +134,13 @@ class Proxy:
                 target = Target(service=name, rest=raw, prefix="", own_origin=True)
                 return await self._by_host(request, target, admitted_by)
         except ServiceError as error:
-            return _refusal(error, is_model)
+            if self._elsewhere is None or not isinstance(error, _FOR_ANOTHER):
+                return _refusal(error, is_model)
         except ConnectionError:
             return web.Response(status=CLIENT_GONE)
         except web.RequestPayloadError:
             return _refusal(Invalid("the body does not match its length or encoding"), is_model)
+        return await self._elsewhere(request)
 
     async def _by_path(self, request: web.Request, target: Target) -> web.StreamResponse:
         """Answer below `/services/NAME`, on the dashboard's origin. A person is led to the origin

@@ -33,6 +33,10 @@ class ReplicaFailed(ServiceError):
     code = "replica_failed"
 
 
+class NoneReached(ReplicaFailed):
+    """No replica got the request, or it may be repeated and none answered."""
+
+
 class NoReplica(ServiceError):
     """No replica is ready; `wait`: seconds after which another try makes sense."""
 

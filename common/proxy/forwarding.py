@@ -16,7 +16,7 @@ from aiohttp import web
 
 from common.proxy import headers
 from common.proxy.body import Body
-from common.proxy.errors import NoReplica, ReplicaFailed, ReplicaTimeout
+from common.proxy.errors import NoneReached, NoReplica, ReplicaFailed, ReplicaTimeout
 from common.proxy.replicas import Replicas, Unreachable
 from common.proxy.tunnel import tunnel
 from common.proxy.upstream import (
@@ -246,14 +246,14 @@ class Forwarder:
                 # A kept connection may have been closed by its server just now: the same replica
                 # is tried again, on a new one.
                 if is_fresh:
-                    raise _TryAnother(failure) from error
+                    raise _TryAnother(NoneReached(failure.message)) from error
 
     async def _open(self, call: Forwarded, replica: Replica) -> ReplicaConnection:
         try:
             return await self._replicas.open(replica)
         except Unreachable as error:
             raise _TryAnother(
-                ReplicaFailed(f"no replica of the service {call.service} can be reached: {error}")
+                NoneReached(f"no replica of the service {call.service} can be reached: {error}")
             ) from error
 
     async def _ask(self, call: Forwarded, connection: ReplicaConnection) -> ResponseHead:

@@ -10,7 +10,9 @@ from functools import partial
 
 import asyncssh
 
+from common.proxy.entry import Elsewhere
 from controller import identity
+from controller.assembly import Assembly
 from controller.clock import SystemClock, system_chance
 from controller.daemon.lease import Leading
 from controller.daemon.options import CannotStart, Options
@@ -26,7 +28,7 @@ from controller.forwarding.leader_links import LeaderLinks
 from controller.forwarding.leader_logs import LeaderLogs
 from controller.forwarding.live_logs import FOLDER_NAME as LIVE_FOLDER_NAME
 from controller.forwarding.live_logs import LiveLogs
-from controller.pipelines.performers.cluster import secret_of
+from controller.pipelines.performers.cluster import secret_of, ways_key
 from controller.replica.answers import AnsweringCopy, Answers, ForPages
 from controller.replica.copy import Chosen
 from controller.replica.reading import Following
@@ -36,6 +38,8 @@ from controller.store.reading import StoreReader
 from controller.store.sql import Database
 from controller.store.turns.news import Beginning
 from controller.tls import ServerCertificate
+from controller.ways.carrying import FollowerServices
+from controller.ways.telling import FollowerWays, Parts
 from controller.web.app import session_key
 from controller.web.assets import installed
 
@@ -49,7 +53,7 @@ async def follower(
     if tls is None:
         return None
     context = None if certificate is None else certificate.context
-    reads, answers, links = None, None, LeaderLinks(tls.follower)
+    reads, answers, services, links = None, None, None, LeaderLinks(tls.follower)
     if options.database is not None and options.peers is not None:
         # Controllers may share their data folder; each has a URL of its own.
         own = hashlib.sha256(options.peers.url.encode()).hexdigest()[:16]
@@ -59,13 +63,14 @@ async def follower(
         live = LiveLogs(options.data / LIVE_FOLDER_NAME / own, LeaderLogs(links).follow)
         closing.push_async_callback(live.close)
         await live.start()
-        key = session_key(secret_of(await asyncio.to_thread(_key, options)))
+        secret = secret_of(await asyncio.to_thread(_key, options))
+        key, services = session_key(secret), partial(_services, options, secret, links)
         feed, site = LeaderFeed(links), options.proxy.site
         reads = DashboardReads(store, SystemClock(), feed, key, site, final, live)
         closing.push_async_callback(reads.close)
         answers = await _answers(options, options.database, store, feed)
         closing.push_async_callback(answers.close)
-    opened = Follower(links, context, options.proxy.domain, reads, answers)
+    opened = Follower(links, context, options.proxy.domain, reads, answers, services)
     closing.push_async_callback(opened.close)
     await opened.start()
     return opened
@@ -102,6 +107,17 @@ async def _answers(
     return Answers(Following(StoreReader(database.reader), made, clock), feed)
 
 
+def _services(
+    options: Options, secret: bytes, links: LeaderLinks, elsewhere: Elsewhere
+) -> FollowerServices:
+    assert options.database is not None, "followers share one"
+    # A session of its own: a list of many runs would else delay each request.
+    store = StoreReader(options.database.reader)
+    identity = asyncssh.import_private_key(ways_key(secret).private)
+    clock = SystemClock()
+    return FollowerServices(links, store, clock, identity, options.proxy, elsewhere)
+
+
 async def _final_logs(
     options: Options, own: str, closing: contextlib.AsyncExitStack
 ) -> FinalLogs | None:
@@ -114,14 +130,30 @@ async def _final_logs(
 
 
 async def links_of_followers(
-    options: Options, service: ControllerService, leading: Leading
+    options: Options, service: ControllerService, assembly: Assembly, leading: Leading
 ) -> tuple[FollowerLinks, ...]:
     """Return what takes the links of followers, if it has keys. Raises CannotStart."""
     tls = await asyncio.to_thread(_link_tls, options)
     if tls is None:
         return ()
     follow_log, feed = partial(_follow_log, service), Feeding(service).feed
-    return (FollowerLinks(tls.leader, follow_log, feed, leading),)
+    return (FollowerLinks(tls.leader, follow_log, feed, leading, _ways(assembly).feed),)
+
+
+def _ways(assembly: Assembly) -> FollowerWays:
+    ways = FollowerWays(
+        Parts(
+            routes=assembly.routes,
+            traffic=assembly.traffic,
+            pipeline=assembly.pipeline,
+            connect=assembly.nodes.connection,
+            keys=assembly.gateways.keys,
+            fence=assembly.fence,
+        )
+    )
+    assembly.traffic.elsewhere = ways.left
+    assembly.pipeline.listen(ways)
+    return ways
 
 
 async def _follow_log(

@@ -9,6 +9,7 @@ from controller.assembly import Assembly
 from controller.daemon.options import Options
 from controller.gateways.link import SocketGatewayLink
 from controller.gateways.manager import Settings as GatewaySettings
+from controller.pipelines.performers.cluster import secret_of, ways_key
 from controller.proxy.registered import (
     CountedTraffic,
     GateAccess,
@@ -36,6 +37,7 @@ def gateway_settings(
     options: Options, key: asyncssh.SSHKey, access: GatewayAccess
 ) -> GatewaySettings:
     """What holds for the proxy of this controller holds at gateways too."""
+    shares = options.peers is not None
     limits, site = options.proxy.limits, options.proxy.site
     return GatewaySettings(
         make_link=lambda gateway: SocketGatewayLink(gateway, key),
@@ -44,4 +46,5 @@ def gateway_settings(
             hold=limits.hold_seconds, timeout=limits.answer_seconds, most_body=limits.most_body
         ),
         browsers=Browsers(dashboard=site.public_url, allows_plain_http=site.allows_plain_http),
+        followers_key=ways_key(secret_of(key)).public if shares else None,
     )

@@ -30,7 +30,6 @@ from controller.daemon.opening import Opened, open_parts
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.stores import open_store
 from controller.daemon.work import run
-from controller.service import ControllerService
 from controller.store import peers
 from controller.store.errors import LeaseHeld, StoreUnavailable
 from controller.store.peers import Peers
@@ -152,7 +151,7 @@ async def _controller(
         opened = await _unless_stopped(open_parts(options, store, leading, closing), stop)
         work = asyncio.create_task(run(options, opened, leading), name="controller")
         closing.push_async_callback(end, work)
-        links = await _links_of_followers(options, opened.service, leading)
+        links = await _links_of_followers(options, opened, leading)
         proxy = make_proxy(options, opened.assembly, opened.service.gate, opened.dashboard)
         closing.callback(proxy.close)
         api = make_runner(
@@ -180,14 +179,14 @@ async def _controller(
 
 
 async def _links_of_followers(
-    options: Options, service: ControllerService, leading: Leading
+    options: Options, opened: Opened, leading: Leading
 ) -> tuple[FollowerLinks, ...]:
     """Return what takes the links of followers, if there can be any. Raises CannotStart."""
     if options.peers is None:
         return ()
     from controller.daemon.followers import links_of_followers
 
-    return await links_of_followers(options, service, leading)
+    return await links_of_followers(options, opened.service, opened.assembly, leading)
 
 
 async def _unless_stopped(opening: Coroutine[None, None, Opened], stop: asyncio.Event) -> Opened:

@@ -11,6 +11,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -42,6 +43,19 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
 
 
+class ServicesHere(Protocol):
+    """Services whose replicas this follower reaches itself."""
+
+    def start(self) -> None: ...
+    async def close(self) -> None: ...
+    def takes(self, request: web.Request) -> bool: ...
+    async def answer(self, request: web.Request) -> web.StreamResponse: ...
+
+
+MakeServices = Callable[[Answer], ServicesHere]
+"""Makes them with who passes a request on to the leader."""
+
+
 class Follower:
     """Serves accepted connections. `certificate`: the TLS of the API; None: it has none."""
 
@@ -52,14 +66,16 @@ class Follower:
         service_domain: str | None = None,
         reads: Reads | None = None,
         answers: Answers | None = None,
+        make_services: MakeServices | None = None,
     ) -> None:
         self._links = links
         self._answers = answers
         self._certificate = certificate
         self.forwarder = Forwarder(self._links)
+        self._services = None if make_services is None else make_services(self.forwarder.forward)
         logging.getLogger("aiohttp.server").addFilter(is_our_failure)
         self._runner = web.AppRunner(
-            make_app(self.forwarder, service_domain, reads, answers),
+            make_app(self.forwarder, service_domain, reads, answers, self._services),
             access_log=None,
             auto_decompress=False,
             keepalive_timeout=HEAD_SECONDS,
@@ -68,9 +84,13 @@ class Follower:
 
     async def start(self) -> None:
         await self._runner.setup()
+        if self._services is not None:
+            self._services.start()
 
     async def close(self) -> None:
         await self._runner.cleanup()
+        if self._services is not None:
+            await self._services.close()
         self._links.close()
 
     def lead_to(self, leader: Leader | None) -> None:
@@ -118,15 +138,22 @@ def make_app(
     service_domain: str | None = None,
     reads: Reads | None = None,
     answers: Answers | None = None,
+    services: ServicesHere | None = None,
 ) -> web.Application:
     """Return the application of a follower. `service_domain`: that of the leader's proxy, which has
     all paths of its names. `reads`: what is answered from the database and the bucket of logs;
-    `answers`: from a copy of the leader's state."""
+    `answers`: from a copy of the leader's state; `services`: what goes to replicas from here."""
     assets = installed()
     domain = service_domain or LOCAL_DOMAIN
 
     def is_ours(request: web.Request) -> bool:
         return not forwarder.is_leading and service_of_host(request.host, domain) is None
+
+    @web.middleware
+    async def to_services(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if services is None or forwarder.is_leading or not services.takes(request):
+            return await handler(request)
+        return await services.answer(request)
 
     async def static(request: web.Request) -> web.StreamResponse:
         if is_ours(request):
@@ -170,7 +197,7 @@ def make_app(
         """A follower of another controller believes that this one leads."""
         raise web.HTTPServiceUnavailable
 
-    app = web.Application(middlewares=[_errors_as_json])
+    app = web.Application(middlewares=[_errors_as_json, to_services])
     app[STREAMS] = set()
     app.on_shutdown.append(end_streams)
     app.on_response_prepare.append(not_for_tabs)

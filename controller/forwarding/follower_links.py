@@ -13,6 +13,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Protocol
 
 from aiohttp import web
@@ -29,6 +30,8 @@ from fairlead.connections.keepalives import notice_the_gone
 log = logging.getLogger(__name__)
 
 LINK_PATH = "/v1/controllers/link"
+WAYS_PATH = "/v1/controllers/ways"
+"""The session in which a follower is told of services (`controller.ways`)."""
 PROTOCOL = "fairlead-link"
 LOGS_PATH = "/v1/controllers/logs/{run}/{attempt}"
 """The log of an attempt for the readers of a follower, which has judged their rights."""
@@ -67,8 +70,8 @@ class Lease(Protocol):
 
 
 class FollowerLinks:
-    """Links that followers opened to this controller while it leads. `follow_log`, `feed`: what
-    they may ask for beside requests of clients. `lease`: None: it never runs out."""
+    """Links that followers opened to this controller while it leads. `follow_log`, `feed`, `ways`:
+    what they may ask for beside requests of clients. `lease`: None: it never runs out."""
 
     def __init__(
         self,
@@ -76,10 +79,12 @@ class FollowerLinks:
         follow_log: FollowLog | None = None,
         feed: Feed | None = None,
         lease: Lease | None = None,
+        ways: Feed | None = None,
     ) -> None:
         self._context = context
         self._follow_log = follow_log
         self._feed = feed
+        self._ways = ways
         self._lease = lease
         self._hang_ups = HangUps()
         self._runner: web.AppRunner | None = None
@@ -93,7 +98,8 @@ class FollowerLinks:
     def mount(self, app: web.Application) -> None:
         app.router.add_get(LINK_PATH, self._opened)
         app.router.add_get(LOGS_PATH, self._log)
-        app.router.add_get(FEED_PATH, self._fed)
+        app.router.add_get(FEED_PATH, partial(self._fed, self._feed))
+        app.router.add_get(WAYS_PATH, partial(self._fed, self._ways))
 
     @property
     def middleware(self) -> Middleware:
@@ -135,8 +141,8 @@ class FollowerLinks:
         """Return whether a follower asks for itself, and for no client."""
         return self._is_on_link(request) and request.headers.get(CLIENT) == BY_ITSELF
 
-    async def _fed(self, request: web.Request) -> web.StreamResponse:
-        if self._feed is None or not self._is_asked_here(request):
+    async def _fed(self, feed: Feed | None, request: web.Request) -> web.StreamResponse:
+        if feed is None or not self._is_asked_here(request):
             raise web.HTTPNotFound
         if self._lease is not None and self._lease.has_ended():
             return leads_no_more()
@@ -149,7 +155,7 @@ class FollowerLinks:
             reader_may_leave(),
         ):
             await response.prepare(request)
-            await self._while_it_leads(request, self._feed(request, response))
+            await self._while_it_leads(request, feed(request, response))
             await response.write_eof()
         return response
 

@@ -58,6 +58,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Says who may use a service."""
     limits: ProxyLimits = ProxyLimits()
     browsers: Browsers = Browsers()
+    followers_key: str | None = None
+    """The public key by which this controller's followers log in at nodes as gateways do; None: it
+    has none."""
 
 
 class GatewayManager:
@@ -159,8 +162,9 @@ class GatewayManager:
         await session.claim(host_of(service, session.gateway))
 
     def keys(self) -> tuple[str, ...]:
-        """Return the public keys by which gateways log in at nodes."""
-        return tuple(sorted(one.key for one in self.gateways.values() if one.key is not None))
+        """Return the public keys by which gateways, and followers, log in at nodes."""
+        found = (self._settings.followers_key, *(one.key for one in self.gateways.values()))
+        return tuple(sorted(key for key in found if key is not None))
 
     async def register(self, run_id: str, gateway: str, replica: ReplicaRoute) -> None:
         """Return once the gateway sends requests to this replica, at its exposed socket. Raises

@@ -57,7 +57,7 @@ def snapshot_of(
         certificate=gateway.certificate,
         limits=limits,
         browsers=browsers,
-        nodes=tuple(_node(nodes[node_id]) for node_id in sorted(used) if node_id in nodes),
+        nodes=tuple(node_of(nodes[node_id]) for node_id in sorted(used) if node_id in nodes),
         services=services,
     )
 
@@ -91,7 +91,8 @@ def _service(gateway: Gateway, route: Route, offered: Iterable[ReplicaRoute]) ->
     )
 
 
-def _node(node: Node) -> GatewayNode:
+def node_of(node: Node) -> GatewayNode:
+    """Return how the exposed sockets of a node are reached."""
     address = node.address
     return GatewayNode(
         id=node.id,

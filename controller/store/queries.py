@@ -24,7 +24,7 @@ from controller.lifecycle.model import (
 )
 from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS, recent
 from controller.store import schema
-from controller.store.accounts import StoredToken, User
+from controller.store.accounts import ServiceKey, StoredToken, User
 from controller.store.base import MACHINES_SECONDS, USE_SECONDS, Snapshot, StoredEvent
 from controller.store.rows import (
     ALLOCATION,
@@ -182,6 +182,12 @@ def _account(
         for of_user in _rows(connection, of_name):
             return USER.value(of_user), token
     return None
+
+
+def service_keys(connection: sa.Connection, digest: str) -> tuple[ServiceKey, ...]:
+    """Return the keys of services with this digest."""
+    query = sa.select(schema.service_keys).where(schema.service_keys.c.digest == digest)
+    return tuple(map(SERVICE_KEY.value, _rows(connection, query)))
 
 
 def node_names(connection: sa.Connection) -> dict[str, str]:

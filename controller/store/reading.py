@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from controller.lifecycle.model import Attempt, RunState
 from controller.store import queries, schema
-from controller.store.accounts import StoredToken, User
+from controller.store.accounts import ServiceKey, StoredToken, User
 from controller.store.base import USE_SECONDS, Sight, StoredEvent
 from controller.store.errors import StoreHangs, StoreUnavailable, StoreUnusable
 from controller.store.peers import sight_of
@@ -225,6 +225,10 @@ class Moment:
     async def sight(self) -> Sight:
         """Return the controllers that share the database."""
         return await self._read(sight_of)
+
+    async def service_keys(self, digest: str) -> tuple[ServiceKey, ...]:
+        """Return the keys of services with this digest."""
+        return await self._read(lambda connection: queries.service_keys(connection, digest))
 
     async def node_names(self) -> dict[str, str]:
         """Return the names of all nodes by id."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Awaitable, Callable, Container
 
 import msgspec
 
@@ -168,6 +168,10 @@ class Request:
             self._traffic.leave(self._attempt_id)
 
 
+Elsewhere = Callable[[str], Awaitable[None]]
+"""Returns when no follower has a request in flight at this attempt, or sends it any."""
+
+
 class Traffic:
     """The requests of all services. `now` gives Unix seconds."""
 
@@ -177,6 +181,7 @@ class Traffic:
         self._in_flight: dict[str, int] = {}
         self._idle: dict[str, list[asyncio.Future[None]]] = {}
         self._out_until: dict[str, float] = {}
+        self.elsewhere: Elsewhere | None = None
 
     def group(self, run_id: str, group: str) -> GroupStatistics:
         """Return the counts of this group; counting begins with the first call."""
@@ -223,7 +228,9 @@ class Traffic:
         return until if self.now() < until else None
 
     async def idle(self, attempt_id: str) -> None:
-        """Wait until no request is in flight at this replica."""
+        """Wait until no request is in flight at this replica, here or at followers."""
+        if self.elsewhere is not None:
+            await self.elsewhere(attempt_id)
         while self.in_flight(attempt_id):
             waiter = asyncio.get_running_loop().create_future()
             self._idle.setdefault(attempt_id, []).append(waiter)

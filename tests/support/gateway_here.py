@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from common.links.node_links import OK, raw_socket
 from fairlead.wire.gateway import (
     LINK_PATH,
     Answer,
@@ -29,7 +30,6 @@ from fairlead.wire.gateway import (
 from gateway.agent import Agent, Options, control_app, traffic_app
 from gateway.fast_sockets import LogSocket
 from gateway.haproxy import Ports
-from gateway.links import OK, raw_socket
 from gateway.state import AgentState
 from tests.support.gateway import haproxy_daemon, listens
 from tests.support.replicas import Serve, accepting

@@ -48,6 +48,12 @@ def terminal_key(secret: bytes, run_id: str) -> ClusterKey:
     return _derived(secret, b"fairlead: terminals in the run " + run_id.encode())
 
 
+def ways_key(secret: bytes) -> ClusterKey:
+    """Return the key pair with which followers reach exposed ports on nodes. It opens nothing else
+    there, unlike the controller's own key, from which it is made."""
+    return _derived(secret, b"fairlead: ways of followers to exposed ports")
+
+
 def _derived(secret: bytes, purpose: bytes) -> ClusterKey:
     length = _SEED_BYTES + _CHECK_BYTES
     derived = HKDF(algorithm=hashes.SHA256(), length=length, salt=None, info=purpose).derive(secret)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import uuid
 
 from aiohttp import WSMsgType, web
@@ -45,4 +46,4 @@ app.router.add_get("/count", count)
 app.router.add_get("/ws", talk)
 app.router.add_get("/seen", seen)
 app.router.add_get("/", name)
-web.run_app(app, host="127.0.0.1", port=8000, print=None)
+web.run_app(app, host="127.0.0.1", port=int((sys.argv[1:] or ["8000"])[0]), print=None)

@@ -13,6 +13,7 @@ import pytest
 
 from common import pinned_certificates
 from common.proxy.outliers import Outliers
+from common.proxy.reported import ReportedTraffic
 from common.proxy.view import Replica
 from fairlead.wire.gateway import DirectAnswer, DirectQuestion, GatewayNode
 from gateway import direct, fast_path
@@ -20,7 +21,6 @@ from gateway.direct import DirectWays, prepare
 from gateway.fast_path import FastPath
 from gateway.fast_plan import FastService
 from gateway.haproxy import DIRECT, DirectPlace, Haproxy, Limits, Paths
-from gateway.served import GatewayTraffic
 from gateway.ssh_forwards import SshForwards
 from tests.support.waiting import eventually
 from tests.unit.gateways.test_fast_path import PlayedHaproxy, PlayedLinks
@@ -90,7 +90,7 @@ class Bed:
             Haproxy(self.paths),
             lambda lost: self.forwards,
             self.links,
-            GatewayTraffic(loop.time, lambda id: None),
+            ReportedTraffic(loop.time, lambda id: None),
             lambda id: None,
             self.paths.server,
             Outliers(lambda: 0.0),

@@ -13,7 +13,9 @@ from typing import cast
 import msgspec
 import pytest
 
+from common.links.node_links import raw_socket
 from common.proxy.outliers import MAX_FAILURES, Outliers
+from common.proxy.reported import ReportedTraffic
 from common.proxy.view import Replica
 from common.streams import PortStream, StreamReader, StreamWriter
 from fairlead.wire.gateway import (
@@ -39,8 +41,7 @@ from gateway.haproxy import (
     Ports,
     configuration,
 )
-from gateway.links import raw_socket
-from gateway.served import GatewayTraffic, SnapshotServices
+from gateway.served import SnapshotServices
 from gateway.ssh_forwards import SshForwards
 from tests.support.waiting import eventually
 
@@ -167,7 +168,7 @@ class Bed:
         self.links = PlayedLinks()
         self.emptied: list[str] = []
         loop = asyncio.get_running_loop()
-        self.traffic = GatewayTraffic(loop.time, lambda id: None)
+        self.traffic = ReportedTraffic(loop.time, lambda id: None)
         self.time = 0.0
         self._folder = folder
 

@@ -7,12 +7,12 @@ import asyncio
 import asyncssh
 import pytest
 
+from common.links import node_links as links
+from common.links.node_links import NodeLinks
 from common.links.ssh import Advice, SshAddress
 from common.proxy.view import Replica
 from common.streams import StreamReader, StreamWriter
 from fairlead.wire.gateway import GatewayNode
-from gateway import links
-from gateway.links import NodeLinks
 from tests.support.waiting import eventually
 
 NODE = GatewayNode(id="n1", host="10.0.0.1", host_key="ssh-ed25519 AAAA")

@@ -51,6 +51,9 @@ class PlantedRoutes(RouteTable):
     def named(self, name: str) -> Route | None:
         return self.planted.get(name)
 
+    def get(self, run_id: str) -> Route | None:
+        return next((route for route in self.all() if route.run_id == run_id), None)
+
     def all(self) -> Iterable[Route]:
         return self.planted.values()
 

@@ -1,10 +1,14 @@
-"""The ways to replicas: one SSH connection to each node, opened when a request needs it."""
+"""The ways to exposed ports: one SSH connection to each node, opened when a request needs it.
+
+It logs in as the node's user for gateways, who may open exposed sockets and nothing else.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Iterable
+from typing import Protocol
 
 import asyncssh
 import msgspec
@@ -12,7 +16,6 @@ import msgspec
 from common.links.errors import LinkError, why_unreachable
 from common.links.ssh import Advice, SshLogin
 from common.links.ssh_http import open_stream
-from common.proxy.view import Replica
 from common.streams import PortStream, StreamReader, StreamWriter
 from fairlead.wire.errors import AgentError
 from fairlead.wire.gateway import DirectAnswer, DirectQuestion, GatewayNode
@@ -22,15 +25,24 @@ LINGER_SECONDS = 300.0
 OK = b"ok\n"
 """The first bytes of an exposed socket when its port answers (`fairlead.wire.shim.EXPOSED_OK`)."""
 _ADVICE = Advice(
-    own_key="refused this gateway's key: its sshd is not set up for gateways; `fairlead node "
-    "install --upgrade` does that"
+    own_key="refused the key by which exposed ports are reached: its sshd is not set up for "
+    "gateways; `fairlead node install --upgrade` does that"
 )
 _MAX_LINE = 1000
 _MAX_ANSWER = 16 << 10
 
 
+class Exposed(Protocol):
+    """A port that a node exposes: `socket` is its path there."""
+
+    @property
+    def node_id(self) -> str: ...
+    @property
+    def socket(self) -> str: ...
+
+
 class NodeLinks:
-    """Connections to nodes. `identity`: the key by which this gateway logs in."""
+    """Connections to nodes. `identity`: the key by which this gateway or controller logs in."""
 
     def __init__(self, identity: asyncssh.SSHKey) -> None:
         self._identity = identity
@@ -51,7 +63,7 @@ class NodeLinks:
                 loop = asyncio.get_running_loop()
                 loop.call_later(LINGER_SECONDS, self._end, connection)
 
-    async def connect(self, replica: Replica) -> PortStream:
+    async def connect(self, replica: Exposed) -> PortStream:
         """Open a byte stream to the replica. Raises LinkError, AgentError."""
         node = self.node(replica)
         try:
@@ -66,14 +78,14 @@ class NodeLinks:
             raise
         return PortStream(reader, writer, first)
 
-    def node(self, replica: Replica) -> GatewayNode:
+    def node(self, replica: Exposed) -> GatewayNode:
         """Return the replica's node. Raises LinkError."""
         node = self._nodes.get(replica.node_id)
         if node is None:
             raise LinkError("its node is not known any more")
         return node
 
-    async def has_raw_socket(self, replica: Replica) -> bool:
+    async def has_raw_socket(self, replica: Exposed) -> bool:
         """Return whether the node's shim makes raw sockets. Raises LinkError."""
         try:
             _, writer = await self._stream(self.node(replica), raw_socket(replica.socket))
@@ -82,7 +94,7 @@ class NodeLinks:
         writer.close()
         return True
 
-    async def ask_direct(self, replica: Replica, question: DirectQuestion) -> DirectAnswer | None:
+    async def ask_direct(self, replica: Exposed, question: DirectQuestion) -> DirectAnswer | None:
         """Ask the node for the direct way to the replica; None: its shim has none. Raises
         LinkError."""
         try:

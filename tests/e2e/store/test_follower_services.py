@@ -1,0 +1,177 @@
+"""Services at followers: requests go to replicas past the leader, and outlast it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from fairlead.rest import ControllerClient, decode
+from tests.e2e.store.test_leaders import Controllers
+from tests.support.processes import ControllerProcess
+from tests.support.ssh_daemon import SshDaemon, free_port
+from tests.support.testbed import ShimFactory
+from tests.support.waiting import eventually, wait_until
+
+pytestmark = pytest.mark.e2e
+_APP = Path(__file__).parents[1] / "services" / "app.py"
+
+
+@pytest.fixture
+def controllers(
+    database_url: str,
+    tmp_path: Path,
+    testbed_folder: Path,
+    numbers: Iterator[int],
+    shim_process: ShimFactory,
+    sshd: SshDaemon,
+) -> Iterator[Controllers]:
+    """With a node that they reach by SSH alone. Its user for gateways can't enter `tmp_path`."""
+    made = Controllers(tmp_path, database_url)
+    with closing(made):
+        made.start()
+        first = made.all[0]
+        sshd.authorize(first.public_key)
+        exposed = testbed_folder / f"exposed{next(numbers)}"
+        shim = shim_process("process", "--cpus", "2", *sshd.lending(exposed))
+        way = ["--host", "127.0.0.1", "--port", str(sshd.port), "--user", sshd.user]
+        way += ["--socket", str(shim.socket), "--host-key", sshd.host_key]
+        first.cli("node", "add", "n1", *way).succeeded()
+        yield made
+
+
+def _serve(controllers: Controllers, name: str, replicas: int = 1, **fields: Any) -> None:
+    """Return when all its replicas are ready."""
+    first = controllers.all[0]
+    port = free_port()
+    body = {
+        "type": "service",
+        "name": name,
+        "commands": [f"exec {sys.executable} {_APP} {port}"],
+        "port": port,
+        "probes": [{"type": "http", "url": "/", "interval": "1s"}],
+        "resources": {"cpu": 0.1, "memory": "64MB"},
+        **fields,
+    }
+    client = ControllerClient(first.url, controllers.token)
+    client.post("/v1/runs", {"configuration": body})
+    wait_until(lambda: _ready(client, name) == replicas, what="the replicas")
+
+
+def _ready(client: ControllerClient, name: str) -> int:
+    view = decode(client.get(f"/v1/services/{name}"), dict[str, Any])
+    return sum(one["not_ready"] is None for one in view["replicas"])
+
+
+async def test_requests_and_a_websocket_at_a_follower_outlast_the_leader(
+    controllers: Controllers,
+) -> None:
+    first, follower, _ = controllers.all
+    await asyncio.to_thread(_serve, controllers, "web")
+    async with aiohttp.ClientSession(headers=_bearer(controllers.token)) as session:
+        await _carries(session, follower, first, "web")
+        answers: list[int | str] = []
+        asking = asyncio.create_task(_ask_on(session, follower, "web", answers))
+        async with session.ws_connect(f"{follower.url}/services/web/ws") as socket:
+            await eventually(lambda: len(answers) > 20)
+            await asyncio.to_thread(first.kill9)
+            before = len(answers)
+            while not await asyncio.to_thread(_leads_elsewhere, controllers):
+                await _talk(socket)
+            # Requests went on while nobody led, and go on with the next leader.
+            assert len(answers) > before
+            after = len(answers)
+            await eventually(lambda: len(answers) > after + 100)
+            await _talk(socket)
+        asking.cancel()
+    assert set(answers) == {200}
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def _carries(
+    session: aiohttp.ClientSession,
+    follower: ControllerProcess,
+    leader: ControllerProcess,
+    name: str,
+) -> None:
+    """Return when the follower itself carries requests: the leader's proxy counts none of them."""
+
+    async def is_carried() -> bool:
+        before = await asyncio.to_thread(_carried_by, leader)
+        for _ in range(3):
+            async with session.get(f"{follower.url}/services/{name}/") as answer:
+                assert answer.status == 200
+        return await asyncio.to_thread(_carried_by, leader) == before
+
+    carried: bool = await eventually(is_carried)
+    assert carried
+
+
+def _carried_by(one: ControllerProcess) -> list[str]:
+    text = ControllerClient(one.url, one.token).get("/metrics").decode()
+    return [
+        line for line in text.splitlines() if line.startswith("fairlead_service_requests_total")
+    ]
+
+
+async def _talk(socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
+    await socket.send_str("hello")
+    assert await socket.receive_str() == "HELLO"
+
+
+async def _ask_on(
+    session: aiohttp.ClientSession,
+    follower: ControllerProcess,
+    name: str,
+    answers: list[int | str],
+) -> None:
+    while True:
+        try:
+            async with session.get(f"{follower.url}/services/{name}/") as answer:
+                await answer.read()
+                answers.append(answer.status)
+        except aiohttp.ClientError as error:
+            answers.append(str(error))
+
+
+def _leads_elsewhere(controllers: Controllers) -> bool:
+    _, *others = controllers.all
+    return any("this controller leads now" in one.daemon.log.read_text() for one in others)
+
+
+async def test_a_replica_is_not_stopped_under_a_websocket_at_a_follower(
+    controllers: Controllers,
+) -> None:
+    first, follower, _ = controllers.all
+    await asyncio.to_thread(_serve, controllers, "web")
+    async with aiohttp.ClientSession(headers=_bearer(controllers.token)) as session:
+        await _carries(session, follower, first, "web")
+        async with session.ws_connect(f"{follower.url}/services/web/ws") as socket:
+            await asyncio.to_thread(controllers.post, first, "/v1/runs/web/stop", {})
+            client = ControllerClient(first.url, controllers.token)
+            # Its last word comes after all that a drain waits for but the WebSocket.
+            while await asyncio.to_thread(_takes_new_requests, client, "web"):
+                await _talk(socket)
+            for _ in range(20):
+                await _talk(socket)
+        await asyncio.to_thread(wait_until, lambda: _has_ended(client, "web"), what="its end")
+
+
+def _takes_new_requests(client: ControllerClient, name: str) -> bool:
+    view = decode(client.get(f"/v1/services/{name}"), dict[str, Any])
+    return any(one["not_ready"] is None for one in view["replicas"])
+
+
+def _has_ended(client: ControllerClient, name: str) -> bool:
+    run = decode(client.get(f"/v1/runs/{name}"), dict[str, Any])
+    finished_at: str | None = run["jobs"][0]["attempts"][0]["finished_at"]
+    return finished_at is not None
