@@ -97,3 +97,11 @@ def month_began(time: float) -> float:
         day=1, hour=0, minute=0, second=0, microsecond=0
     )
     return month.timestamp()
+
+
+def months_between(start: float, end: float) -> list[float]:
+    """Return the starts of the UTC months that have a part between two times, the oldest first."""
+    found = [month_began(end)]
+    while found[0] > start:
+        found.insert(0, month_began(found[0] - 1.0))
+    return found

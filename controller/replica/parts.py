@@ -55,10 +55,10 @@ class FollowedStore:
             return await moment.attempts(run_id, query)
 
     async def attempts_on(
-        self, node_id: str, *, since: float, limit: int = 1000
+        self, node_ids: Collection[str], *, since: float, limit: int = 1000
     ) -> list[tuple[str, Attempt]]:
         async with self._moment() as moment:
-            return await moment.attempts_on(node_id, since, limit)
+            return await moment.attempts_on(node_ids, since, limit)
 
     async def peers(self) -> Sight | None:
         async with self._moment() as moment:

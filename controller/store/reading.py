@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -203,10 +203,10 @@ class Moment:
         return await self._read(lambda connection: queries.account_of(connection, token_id))
 
     async def attempts_on(
-        self, node_id: str, since: float, limit: int
+        self, node_ids: Collection[str], since: float, limit: int
     ) -> list[tuple[str, Attempt]]:
         return await self._read(
-            lambda connection: queries.attempts_on(connection, node_id, since, limit)
+            lambda connection: queries.attempts_on(connection, node_ids, since, limit)
         )
 
     async def beginning(self, now: float) -> news.Beginning:

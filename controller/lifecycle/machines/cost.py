@@ -14,7 +14,6 @@ from itertools import pairwise
 
 import msgspec
 
-from controller.clock import month_began
 from controller.lifecycle.machines.model import Machine
 
 _HOUR, _DAY = 3600.0, 86400.0
@@ -80,14 +79,6 @@ def days_between(start: float, end: float) -> list[float]:
     """Return the starts of the UTC days that have a part between two times, the oldest first."""
     first = day_began(start)
     return [first + day * _DAY for day in range(math.ceil((end - first) / _DAY))]
-
-
-def months_between(start: float, end: float) -> list[float]:
-    """Return the starts of the UTC months that have a part between two times, the oldest first."""
-    found = [month_began(end)]
-    while found[0] > start:
-        found.insert(0, month_began(found[0] - 1.0))
-    return found
 
 
 def _share(machine: Machine, run_id: str | None, hours: float) -> Share:

@@ -7,13 +7,12 @@ from typing import Literal
 
 import msgspec
 
-from controller.clock import Clock, iso, month_began
+from controller.clock import Clock, iso, month_began, months_between
 from controller.lifecycle.inventory import Budget, Spending
 from controller.lifecycle.machines.cost import (
     Share,
     Stay,
     days_between,
-    months_between,
     shares,
     shares_by,
     shares_of_hour,

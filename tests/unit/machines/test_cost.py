@@ -7,12 +7,11 @@ from datetime import datetime
 
 import pytest
 
-from controller.clock import iso
+from controller.clock import iso, months_between
 from controller.lifecycle.machines.cost import (
     Stay,
     day_began,
     days_between,
-    months_between,
     shares,
     shares_by,
     shares_of_hour,

@@ -57,11 +57,11 @@ class Bed:
         self.access = StoredAccess(reader, SystemClock(), lambda: self.now)
 
     @asynccontextmanager
-    async def _noted(self) -> AsyncIterator[Moment]:
+    async def _noted(self, seconds: float | None = None) -> AsyncIterator[Moment]:
         self.reads += 1
         if self.is_away:
             raise StoreUnavailable("away")
-        async with self._moment() as moment:
+        async with self._moment(seconds) as moment:
             yield moment
 
     async def revoke(self, token: str) -> None:
