@@ -9,13 +9,15 @@ import msgspec
 
 from common.refusals import Conflict, Invalid, NotFound
 from controller.lifecycle.model import Attempt, Job, Run, RunState, Sweep
-from controller.lifecycle.ranges import in_ranges, numbers_in
+from controller.lifecycle.ranges import Ranges, in_ranges, numbers_in
 from controller.lifecycle.reports import Report, SetsRetried, SetsStopped, SweepResized
 from controller.lifecycle.sweeps.sets import by_set, is_ending, status_of
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.accounts.rights import require_control
 from controller.service.jobs.access import Runs
 from controller.service.runs.actions import require_life
+from controller.service.runs.sets_again import submit_again
+from controller.service.runs.submissions import SubmissionService
 from controller.store.accounts import User
 from fairlead.configuration.values.sweep import MAX_SETS
 from fairlead.model.reasons import Reason
@@ -53,9 +55,10 @@ class ListedSet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepService:
-    def __init__(self, pipeline: RunPipeline, runs: Runs) -> None:
+    def __init__(self, pipeline: RunPipeline, runs: Runs, submissions: SubmissionService) -> None:
         self._pipeline = pipeline
         self._runs = runs
+        self._submissions = submissions
 
     def page(self, state: RunState, query: SetQuery) -> list[ListedSet]:
         """Return the chosen sets in the order of their numbers, one more than the limit. Raises
@@ -74,12 +77,28 @@ class SweepService:
         return await self._report(SetsStopped(run_id=state.run.id, sets=sets, by=user.name), state)
 
     async def retry(self, key: str, *, which: str | None, user: User) -> RunState:
-        """Retry sets of a live run that failed or were stopped; None: all that failed."""
-        state = await self._own(key, user, "retried")
+        """Retry sets that failed or were stopped; None: all that failed. Return the run that has
+        them: a new one if their run has ended. Raises Conflict, what a submission raises, and
+        NotFound."""
+        state = await self._controlled(key, user)
+        run = state.run
+        if run.finished_at is None and is_ending(run):
+            raise Conflict(
+                f"run {run.name} is ending ({run.reason}): retry its sets once it has ended, then "
+                f"they become a new run",
+                code="ending",
+                field="run",
+            )
         wanted = {SetStatus.FAILED} | ({SetStatus.STOPPED} if which is not None else set())
         sets = in_ranges(one.number for one in chosen(state, which) if one.status in wanted)
         _require_some(sets, which, "failed" if which is None else "failed or was stopped")
-        return await self._report(SetsRetried(run_id=state.run.id, sets=sets, by=user.name), state)
+        if run.finished_at is not None:
+            return await submit_again(self._submissions, state, sets, user=user)
+        found = await self._report(SetsRetried(run_id=run.id, sets=sets, by=user.name), state)
+        if is_ending(found.run) and _attempts(found, sets) == _attempts(state, sets):
+            # It ended in the same moment, so nothing begins again there.
+            return await self.retry(run.id, which=which, user=user)
+        return found
 
     async def resize(self, key: str, *, max_parallel: int | None, user: User) -> RunState:
         """Change how many sets may be active at once."""
@@ -93,22 +112,26 @@ class SweepService:
         return await self._report(report, state)
 
     async def _own(self, key: str, user: User, done: str) -> RunState:
+        state = await self._controlled(key, user)
+        require_life(state, done)
+        return state
+
+    async def _controlled(self, key: str, user: User) -> RunState:
         state = await self._runs.get(key)
         require_control(user, state.run)
         sweep_of(state.run)
-        try:
-            require_life(state, done)
-        except Conflict as error:
-            if done != "retried":
-                raise
-            again = f"; `fairlead apply -f FILE --failed-of {state.run.name}` runs its failed sets"
-            raise Conflict(f"{error}{again}", code=error.code, field=error.field) from None
         return state
 
     async def _report(self, report: Report, state: RunState) -> RunState:
         if state.run.id in self._pipeline.runs:
             await self._pipeline.report(report)
         return await self._runs.get(state.run.id)
+
+
+def _attempts(state: RunState, sets: Ranges) -> int:
+    """Return how many attempts these sets have had."""
+    numbers = frozenset(numbers_in(sets))
+    return sum(len(job.attempts) for job in state.all_jobs if job.replica in numbers)
 
 
 def sweep_of(run: Run) -> Sweep:
@@ -185,7 +208,7 @@ def _read(
     return None if numbers is None else sorted(numbers), conditions
 
 
-def _require_some(sets: tuple[tuple[int, int], ...], which: str | None, what: str) -> None:
+def _require_some(sets: Ranges, which: str | None, what: str) -> None:
     if not sets:
         among = "" if which is None else f" among {which}"
         raise Conflict(f"no parameter set{among} {what}", code="no_such_set", field="which")

@@ -37,6 +37,8 @@ _PARAMETER = re.compile(r"\$\{\{\s*params\.([^{}\s]*)\s*\}\}", re.ASCII)
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+=:,./-]+", re.ASCII)
 """What no POSIX shell reads as more than itself."""
 PREFIX = "FAIRLEAD_PARAM_"
+_OF_SETS = frozenset({"matrix", "exclude", "include", "file", "sets"})
+"""The fields of a sweep that say which sets there are."""
 
 
 class Names(dict[str, Any]):
@@ -411,6 +413,14 @@ def filled(spec: JobSpec, one: Parameters) -> JobSpec:
 def _word(name: str, text: str) -> str:
     """Return the value for a command: a shell must never run a part of it."""
     return text if _PLAIN_WORD.fullmatch(text) else f"${{{variable_of(name)}}}"
+
+
+def with_sets(
+    written: Mapping[str, Any], names: Sequence[str], rows: Iterable[Sequence[Value]]
+) -> dict[str, Any]:
+    """Return a written sweep with these sets instead of its own, and its other fields."""
+    others = {field: value for field, value in written.items() if field not in _OF_SETS}
+    return {**others, "sets": {"names": list(names), "rows": [list(row) for row in rows]}}
 
 
 def without_sets(written: object) -> object:

@@ -178,20 +178,6 @@ async def test_a_sweep_is_not_scaled_as_a_group(api: API) -> None:
         assert await error_of(answer) == (409, "sweep", "run")
 
 
-async def test_an_ended_sweep_says_how_to_run_its_failed_sets_again(
-    api: API, node: PlayedNode
-) -> None:
-    only = {**HELLO, "sweep": {"matrix": {"seed": [1]}}}
-    await submit(api, name="hello", configuration=only)
-    await node.runs("hello")
-    await node.ends("hello", 1)
-    async with api.post("/v1/runs/hello/sets/retry", json={}) as answer:
-        body = await answer.json()
-    assert (answer.status, body["error"]["code"]) == (409, "ended")
-    assert "`fairlead apply -f FILE --failed-of hello`" in body["error"]["message"]
-    assert [one["status"] for one in await sets(api)] == ["failed"]
-
-
 def seconds_left(play: Play) -> float | None:
     view = sweep_view(folded(play.state), play.now)
     assert view is not None
