@@ -21,7 +21,7 @@ from controller.service.runs.submissions import SubmissionService
 from controller.store.accounts import User
 from fairlead.configuration.values.sweep import MAX_SETS
 from fairlead.model.reasons import Reason
-from fairlead.model.sweep import SetStatus, Value, as_text
+from fairlead.model.sweep import SetStatus, Value, is_meant
 from fairlead.queries import SetQuery
 
 _NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
@@ -161,7 +161,7 @@ def chosen(
         if wanted and status not in wanted:
             continue
         parameters = content.sets.at(number)
-        if all(as_text(parameters[name]) == value for name, value in conditions):
+        if all(is_meant(parameters[name], value) for name, value in conditions):
             yield ListedSet(number=number, parameters=parameters, status=status, jobs=jobs)
 
 

@@ -154,9 +154,10 @@ def plan_of(written: SweepFields, nodes: int) -> SweepPlan:
 def sets_of(written: SweepFields) -> ParameterSets | None:
     """Return the sets; None: they are in a file that was not read. Raises ConfigurationError."""
     if written.sets is not None:
+        _refuse_beside(written, "sets, which are all sets")
         return checked_sets(written.sets.names, written.sets.rows, lambda at: f"sweep.sets[{at}]")
     if written.file is not None:
-        _refuse_beside_a_file(written)
+        _refuse_beside(written, "file, which has all sets")
         return None
     if written.matrix is None and not written.include:
         raise ConfigurationError(
@@ -181,12 +182,12 @@ def sets_of(written: SweepFields) -> ParameterSets | None:
     )
 
 
-def _refuse_beside_a_file(written: SweepFields) -> None:
+def _refuse_beside(written: SweepFields, other: str) -> None:
     for name in ("matrix", "exclude", "include"):
         if getattr(written, name):
             raise ConfigurationError(
                 f"sweep.{name}",
-                "can't be given together with file, which has all sets",
+                f"can't be given together with {other}",
                 "one of both",
             )
 
@@ -312,7 +313,9 @@ def checked_sets(
                 field_of(number), f"has {len(row)} values for {len(names)} names"
             )
         for name, value in zip(names, row, strict=True):
-            _check_value(value, name, field_of(number) if isinstance(value, str) else "")
+            is_short = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+            if not is_short:
+                _check_value(value, name, field_of(number))
         checked.append(row)
     if not checked:
         raise ConfigurationError("sweep", "has no parameter set")
@@ -346,7 +349,7 @@ def _check_names(names: Sequence[str], field_of: Callable[[int], str]) -> None:
 
 def _check_value(value: Value, name: str, field: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigurationError(field or "sweep", f"{name} is not a finite number")
+        raise ConfigurationError(f"{field}.{name}", "is not a finite number")
     if not isinstance(value, str):
         return
     if value.splitlines() not in ([], [value]) or "\0" in value:

@@ -98,6 +98,8 @@ async def test_sets_are_chosen_by_number_value_and_status(api: API) -> None:
     assert await numbers(which="0,3-4") == [0, 3, 4]
     assert await numbers(which="seed=1") == [1, 4]
     assert await numbers(which="lr=0.2,seed=1") == [4]
+    assert await numbers(which="lr=2e-1,seed=1.0") == [4]
+    assert await numbers(which="lr=nan") == []
     assert await numbers(which="0-3,seed=0") == [0, 3]
     assert await numbers(status="active") == [0]
     assert await numbers(limit="2", cursor="1") == [2, 3]

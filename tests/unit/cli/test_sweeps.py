@@ -71,6 +71,12 @@ async def test_a_sweep_of_a_file_runs_again(
         ["4", "active"],
         ["5", "active"],
     ]
+    for field, why in (
+        ("sweep.matrix.seed=[9]", "sweep.matrix: can't be given together with sets"),
+        ("sweep.file=other.csv", "sweep.file: `rerun` reads no file"),
+    ):
+        refused = await of(start, "rerun", "lrs", "-n", "other", "--override", field)
+        assert (refused.status, why in refused.err) == (2, True), refused.err
 
 
 async def test_a_sweep_that_waits_for_another_is_followed_from_its_submission_on(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,6 +58,9 @@ def rerun(
     data = {"name": before.name, **before.configuration}
     document = with_overrides(Document(name=before.name, data=data, lines={}), assignments)
     assert isinstance(document.data, dict)
+    sweep = document.data.get("sweep")
+    if isinstance(sweep, Mapping) and {"sets", "file"} <= sweep.keys():
+        raise UsageError("sweep.file: `rerun` reads no file: submit with `fairlead apply -f FILE`")
     if hidden := list(hidden_fields(document.data)):
         raise UsageError(
             f"{', '.join(hidden)}: the value may be secret, so it was not kept: give it again "
