@@ -330,6 +330,9 @@ def _log(folder: Path, attempt_id: str) -> dict[str, str]:
         text += b"".join(frame.payload for frame in decoder.feed(path.read_bytes()))
     lines = (line.partition(" ") for line in text.decode().splitlines())
     found = {word: rest for word, _, rest in lines}
+    if "mounts" in found:
+        # Docker mounts the volumes of each container in an order of its own.
+        found["mounts"] = " ".join(sorted(found["mounts"].split()))
     if "temporary" in found:
         # The runner's own, as long as its container.
         kept = (one for one in found["temporary"].split() if not one.startswith("fairlead-"))
