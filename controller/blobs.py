@@ -331,17 +331,23 @@ class BlobStore:
         return self._touch(digest)
 
     def _sweep(self, needed: Collection[str]) -> int:
-        """Remove blobs with their marks, and a mark alone once its user asks no more."""
+        """Remove blobs with their marks, and a mark alone once its user asks no more. What is
+        needed now stays a day after that, too."""
         removed = 0
         oldest = self._now() - KEPT_SECONDS
         for path in _files(self._folder):
-            if path.name not in needed and _last_asked(path) < oldest:
+            if path.name in needed:
+                _use(path)
+            elif _last_asked(path) < oldest:
                 path.unlink(missing_ok=True)
                 removed += 1
         for marks in _folders(self._folder / _USERS):
             for mark in _files(marks):
-                old = mark.name not in needed and _last_asked(mark) < oldest
-                if old or not self._path(mark.name).exists():
+                if not self._path(mark.name).exists():
+                    mark.unlink(missing_ok=True)
+                elif mark.name in needed:
+                    _use(mark)
+                elif _last_asked(mark) < oldest:
                     mark.unlink(missing_ok=True)
         return removed
 
@@ -436,6 +442,13 @@ def _files(folder: Path) -> list[Path]:
 
 def _folders(folder: Path) -> list[Path]:
     return [path for path in shared_folders.entries(folder) if path.is_dir()]
+
+
+def _use(path: Path) -> None:
+    """Note that a live run needs it: once the run has ended, a user may want it again."""
+    # Another thread's sweep may remove it at any moment.
+    with suppress(FileNotFoundError):
+        os.utime(path)
 
 
 def _last_asked(path: Path) -> float:

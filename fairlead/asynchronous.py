@@ -207,6 +207,11 @@ class AsyncRun(_Asynchronous[Run], KnownRun):
         finally:
             await asyncio.to_thread(opened.close)
 
+    async def retry(self, sets: str | None = None) -> AsyncRun:
+        """Run parameter sets of this sweep again, as `Run.retry` does."""
+        found = await asyncio.to_thread(self._blocking.retry, sets)
+        return self if found is self._blocking else AsyncRun(found)
+
     refresh = _acting(Run.refresh)
     logs = _stream(Run.logs)
     results = _stream(Run.results)
@@ -226,7 +231,6 @@ class AsyncRun(_Asynchronous[Run], KnownRun):
     suspend = _acting(Run.suspend)
     resume = _acting(Run.resume)
     scale = _acting(Run.scale)
-    retry = _acting(Run.retry)
     stop_sets = _acting(Run.stop_sets)
     scale_sweep = _acting(Run.scale_sweep)
 

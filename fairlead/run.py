@@ -249,9 +249,15 @@ class Run(KnownRun):
                     yield _result(one)
 
     def retry(self, sets: str | None = None) -> Run:
-        """Run parameter sets of this live sweep again: those that failed, or `sets`, by number
-        (`3,7-9`) or value (`seed=3`), of those that failed or were stopped."""
-        return self._do("sets/retry", {"which": sets})
+        """Run parameter sets of this sweep again: those that failed, or `sets`, by number (`3,7-9`)
+        or value (`seed=3`), of those that failed or were stopped. Return the run that has them:
+        this one, or a new one if this one has ended."""
+        data = self._rest.post(run_path(self.id, "sets/retry"), {"which": sets})
+        state = decode(data, RunView)
+        if state.id != self.id:
+            return Run(self.client, state)
+        self._state = state
+        return self
 
     def stop_sets(self, sets: str) -> Run:
         """Stop parameter sets of this live sweep, by number (`3,7-9`) or value (`seed=3`)."""

@@ -91,6 +91,10 @@ def checked_if_it_fails(document: Document, configuration: object) -> Iterator[N
     """
     try:
         yield
+    except UnicodeEncodeError:
+        # Half of a character, as "\\ud800" in the file: it cannot be sent.
+        require_valid(document, configuration)
+        raise
     except FairleadError as error:
         require_valid(document, configuration)
         if isinstance(error, ApiError) and error.status in (400, 404):

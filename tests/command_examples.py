@@ -138,7 +138,7 @@ SECTIONS = {
         Command(
             "retry",
             "fairlead retry sweep --failed",
-            "After its end, `fairlead apply -f FILE --failed-of RUN` runs the failed sets.",
+            "After its end they become a new run with the same name, from what was stored with it.",
         ),
         Command("scale", "fairlead scale sweep --parallel 16"),
         Command(

@@ -56,8 +56,7 @@ async def _tidy_blobs(assembly: Assembly, stores: Stores) -> None:
     """Raises LeaseLost."""
 
     def needed() -> set[str]:
-        live = assembly.pipeline.runs.values()
-        return {blob for state in live for job in state.jobs for blob in job.spec.blobs}
+        return {digest for state in assembly.pipeline.runs.values() for digest in state.uploads}
 
     while True:
         try:

@@ -190,7 +190,6 @@ class ControllerService:
         self.runs = RunService(pipeline=pipeline, store=store, progress=parts.progress)
         self.metrics = MetricsService(self.runs, connect)
         self.actions = ActionService(pipeline, self.runs)
-        self.sweeps = SweepService(pipeline, self.runs)
         self.submissions = SubmissionService(
             pipeline=pipeline,
             store=store,
@@ -203,6 +202,7 @@ class ControllerService:
             secrets=self.secrets,
             gateways=self.gateways,
         )
+        self.sweeps = SweepService(pipeline, self.runs, self.submissions)
         self.deployments = DeploymentService(
             pipeline=pipeline,
             runs=self.runs,

@@ -9,7 +9,7 @@ functions get what the user wrote, which may have any shape.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from fairlead.configuration.text.stored_secrets import is_reference
 
@@ -73,8 +73,27 @@ def may_be_secret(name: str, value: str) -> bool:
     return bool(_LOOKS.search(value) or _RANDOM.search(value))
 
 
+def hidden_fields(shown: object, path: str = "") -> Iterator[str]:
+    """Yield the fields whose values were hidden in what is shown of a configuration."""
+    if isinstance(shown, Mapping):
+        for name, one in shown.items():
+            yield from hidden_fields(one, f"{path}.{name}" if path else str(name))
+    elif isinstance(shown, list | tuple):
+        for number, one in enumerate(shown):
+            yield from hidden_fields(one, f"{path}[{number}]")
+    elif isinstance(shown, str) and HIDDEN in shown:
+        yield path
+
+
 def names_of_secrets(secrets: object) -> object:
-    return dict.fromkeys(secrets, HIDDEN) if isinstance(secrets, Mapping) else secrets
+    """Hide the values; a reference to a stored secret has none."""
+    if not isinstance(secrets, Mapping):
+        return secrets
+    return {name: value if _refers(value) else HIDDEN for name, value in secrets.items()}
+
+
+def _refers(value: object) -> bool:
+    return isinstance(value, str) and is_reference(value)
 
 
 def login_without_password(login: object) -> object:

@@ -73,3 +73,15 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
 def as_text(value: Value) -> str:
     """Return the value as it stands in a variable or a command: numbers as in JSON."""
     return value if isinstance(value, str) else _encode(value).decode()
+
+
+def is_meant(value: Value, text: str) -> bool:
+    """Return whether a user who writes so means this value: 1e-3 and 0.001 are one number."""
+    if as_text(value) == text:
+        return True
+    if isinstance(value, str | bool):
+        return False
+    try:
+        return float(text) == value
+    except ValueError:
+        return False

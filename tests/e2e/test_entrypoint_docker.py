@@ -13,6 +13,7 @@ import pytest
 from runner.client import RunnerClient
 from tests.support.dialling import dial_to
 from tests.support.docker_daemon import DockerDaemon
+from tests.support.shells import at_term
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import (
     DEADLINE,
@@ -127,7 +128,7 @@ async def test_docker_stop_ends_the_job_gracefully(
     dockerd: DockerDaemon, runtime: Path, busybox_image: str, folder: Path
 ) -> None:
     async with a_container(dockerd, runtime, folder, busybox_image) as (name, client):
-        await client.submit(a_job("trap 'exit 9' TERM; echo ready; sleep 1000 & wait"))
+        await client.submit(a_job(at_term("exit 9")))
         await client.run()
         await until_output(client, b"ready\n")
         await asyncio.to_thread(dockerd.docker, "stop", "-t", "30", name)

@@ -107,6 +107,16 @@ async def test_blobs_that_no_run_needs_any_more_are_removed(tmp_path: Path) -> N
     assert marks_in(tmp_path) == [others[0]]
 
 
+async def test_what_a_run_needed_stays_a_day_after_its_end(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    await store.put(DIGEST, pieces(), user="ada")
+    for path in (tmp_path / DIGEST, tmp_path / "users" / "ada" / DIGEST):
+        os.utime(path, (0, 0))
+    assert await swept(store, {DIGEST}) == 0
+    assert await swept(store, ()) == 0
+    assert await store.size_for(DIGEST, "ada") == len(CONTENT)
+
+
 async def test_asking_for_it_keeps_it(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     await store.put(DIGEST, pieces(), user="ada")

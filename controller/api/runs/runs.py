@@ -19,6 +19,7 @@ from controller.api.views import run_summary, run_view, with_collections
 from controller.lifecycle.model import RunState
 from controller.service import ControllerService
 from controller.service.runs.submission import IfExists, Submission, Submitted
+from controller.service.runs.sweeps import submitted_configuration
 from fairlead.documents.runs import (
     MAX_BATCH,
     BatchAnswer,
@@ -176,9 +177,8 @@ async def get_run(call: Call) -> RunView:
 
 async def get_submission(call: Call) -> RunSubmission:
     state = await call.service.runs.get(call.path("run"))
-    return RunSubmission(
-        id=state.run.id, name=state.run.name, configuration=state.run.configuration
-    )
+    configuration = submitted_configuration(state)
+    return RunSubmission(id=state.run.id, name=state.run.name, configuration=configuration)
 
 
 def shown_run(call: Call, state: RunState) -> RunView:

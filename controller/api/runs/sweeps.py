@@ -83,7 +83,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/runs/{run}/sets/retry",
-        summary="Retry parameter sets of a live sweep that failed or were stopped",
+        summary="Retry parameter sets that failed or were stopped; of an ended sweep, as a new run",
         handler=retry_sets,
         body=SetsBody,
         answer=RunView,

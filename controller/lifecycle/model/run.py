@@ -151,6 +151,17 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
             return self.jobs
         return tuple(sorted((*self.ended.jobs, *self.jobs), key=lambda job: job.index))
 
+    @property
+    def uploads(self) -> frozenset[str]:
+        """The digests of what its jobs get, also of jobs that are not made yet, and of a service's
+        versions that can come back."""
+        specs = {id(job.spec): job.spec for job in self.jobs}
+        if self.sweep is not None:
+            specs[id(self.sweep.spec)] = self.sweep.spec
+        for deployment in self.run.deployments:
+            specs.update((id(spec), spec) for spec in deployment.specs.values())
+        return frozenset(digest for spec in specs.values() for digest in spec.blobs)
+
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
     """The use of one allocation of a user from `start` to `end` (None: still). The scheduler

@@ -34,6 +34,9 @@ USED_FOR = 60.0
 WORK_AHEAD = 4.0
 """Seconds of work, judged by the carrier's own job, that a batch holds."""
 MAX_BATCH = 64
+FIRST_BATCH = 8
+"""Jobs of the first batch. A container that was left dirty gives back what it has not begun, and
+each job that goes to and fro costs the controller as much as one that runs."""
 LONG_JOB = 5.0
 """Seconds after which a job that runs is no tiny one; its runner gives back those behind it."""
 LATE = 10.0
@@ -152,7 +155,7 @@ def room(draft: Draft) -> dict[str, int]:
             continue
         there = riders(draft, carrier.id)
         longest = max((draft.now - (one.running_at or draft.now) for one in there), default=0.0)
-        most = _most(carrier)
+        most = _most(carrier, draft.now)
         if longest < LONG_JOB and len(there) <= most // 2:
             found[carrier.id] = most - len(there)
     return found
@@ -173,11 +176,16 @@ def riders(draft: Draft, carrier_id: str) -> list[Attempt]:
     return [attempt for attempt in draft.live() if attempt.carrier == carrier_id]
 
 
-def _most(carrier: Attempt) -> int:
+def _most(carrier: Attempt, now: float) -> int:
+    """Return how many jobs its batch may hold: as much work as `WORK_AHEAD`, but no more than twice
+    the work that the container may have done so far."""
     took = 0.0
     if carrier.running_at is not None and carrier.terminating_at is not None:
         took = carrier.terminating_at - carrier.running_at
-    return max(1, min(MAX_BATCH, int(WORK_AHEAD / max(took, 0.05))))
+    took = max(took, 0.05)
+    used = now - ((carrier.carries_until or now) - USED_FOR)
+    tried = max(FIRST_BATCH, int(2 * used / took))
+    return max(1, min(MAX_BATCH, int(WORK_AHEAD / took), tried))
 
 
 def _reuses(draft: Draft) -> bool:

@@ -48,6 +48,8 @@ from runner.client import RunnerError, RunnerUnavailable
 log = logging.getLogger(__name__)
 WAIT = 0.5
 """Seconds that a runner without news waits with its answer: an order waits as long at most."""
+FIRST_PAUSE, MAX_PAUSE = 0.02, 2.0
+"""Seconds between two questions while nothing of the answers is stored."""
 MAX_SENT = 32 << 20
 """Bytes of jobs in one request, of which a runner takes 64 MiB at most; the others follow in the
 next one."""
@@ -150,6 +152,7 @@ class _Exchange:
         self._there: dict[str, CarriedJob] = {}
         """What the runner had when it last answered."""
         self._answered = False
+        self._refusals = 0
 
     async def once(self, runner: RunnerApi) -> bool:
         """Exchange once; return whether there is more to do. Raises RunnerUnavailable, RunnerError,
@@ -175,7 +178,17 @@ class _Exchange:
         if posted:
             # What follows from it is decided before the runner is asked again.
             await self._pipeline.settled()
+            await self._pause_if_refused(state)
         return True
+
+    async def _pause_if_refused(self, before: RunState) -> None:
+        """Wait, longer each time, while the store refuses the run: the runner has the same news
+        until they are stored, and answers at once."""
+        if self._pipeline.known.get(self._run_id) is not before:
+            self._refusals = 0
+            return
+        await asyncio.sleep(min(MAX_PAUSE, FIRST_PAUSE * 2**self._refusals))
+        self._refusals = min(10, self._refusals + 1)
 
     async def close(self) -> None:
         for attempt_id, writer in self._writers.items():

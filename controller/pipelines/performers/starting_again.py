@@ -29,22 +29,35 @@ class StarterAgain:
 
     async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
         runner = connection.runner(to_node.runner_socket(context))
+        last: tuple[int, tuple[str, ...]] | None = None
         while (now := self._present(context)) is not None:
             starts = now.attempt.starts
             if starts is None or not starts.is_owed:
                 return
-            await self._start(now, starts.asked, runner)
+            before, last = last, (starts.asked, await self._start(now, starts.asked, runner))
             # Another one may have been asked for meanwhile, which this effect has to begin too.
             try:
                 await self._pipeline.settled()
             except (StoreUnavailable, LeaseLost) as error:
                 raise RetryLater(str(error)) from error
+            # The store refuses what was posted, or a job that impersonates its runner answers so.
+            # Without the pauses of an effect that is refused this goes on as fast as they answer.
+            if before == last and self._owes(context, starts.asked):
+                raise RetryLater(f"start {starts.asked} has not begun, or that is not stored")
+
+    def _owes(self, context: AttemptContext, number: int) -> bool:
+        now = self._present(context)
+        starts = None if now is None else now.attempt.starts
+        return starts is not None and starts.is_owed and starts.asked == number
 
     def _present(self, context: AttemptContext) -> AttemptContext | None:
         state = self._pipeline.known.get(context.state.run.id)
         return None if state is None else to_node.find(state, context.attempt.id)
 
-    async def _start(self, context: AttemptContext, number: int, runner: RunnerApi) -> None:
+    async def _start(
+        self, context: AttemptContext, number: int, runner: RunnerApi
+    ) -> tuple[str, ...]:
+        """Return what was sent, after which the runner has to be asked again."""
         run_id, attempt_id = context.state.run.id, context.attempt.id
         try:
             submission = to_node.submit_request(context.with_secrets(self._secrets))
@@ -53,23 +66,24 @@ class StarterAgain:
             for digest in answer.missing:
                 if await self._blobs.size(digest) is None:
                     self._refuse(context, number, "an upload that it needs is gone")
-                    return
+                    return ()
                 async with contextlib.aclosing(self._blobs.read(digest)) as pieces:
                     await runner.put_code(digest, pieces)
         except SecretMissing as error:
             self._refuse(context, number, str(error))
-            return
+            return ()
         except RunnerError as error:
             if error.status >= 500:
                 raise RetryLater(str(error)) from error
             is_older = error.status == _OLDER_RUNNER
             why = "its node's runner is of an older version" if is_older else error.message
             self._refuse(context, number, why)
-            return
+            return ()
         if answer.begun:
             self._pipeline.post(
                 reports.StartedAgain(run_id=run_id, attempt_id=attempt_id, number=number)
             )
+        return answer.missing
 
     def _refuse(self, context: AttemptContext, number: int, message: str) -> None:
         self._pipeline.post(

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from common.refusals import Conflict, Invalid, NotFound
-from controller.lifecycle.model import Attempt, Job, Run, RunState, Sweep
-from controller.lifecycle.ranges import in_ranges, numbers_in
+from common.refusals import Conflict, Gone, Invalid, NotFound, Unprocessable
+from controller.lifecycle.model import Attempt, Job, Run, RunState, Sweep, SweepContent
+from controller.lifecycle.ranges import Ranges, in_ranges, numbers_in
 from controller.lifecycle.reports import Report, SetsRetried, SetsStopped, SweepResized
 from controller.lifecycle.sweeps.sets import by_set, is_ending, status_of
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.accounts.rights import require_control
 from controller.service.jobs.access import Runs
 from controller.service.runs.actions import require_life
+from controller.service.runs.submission import Submission
+from controller.service.runs.submissions import SubmissionService
 from controller.store.accounts import User
-from fairlead.configuration.values.sweep import MAX_SETS
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.secrecy import hidden_fields
+from fairlead.configuration.values.sweep import MAX_SETS, with_sets
+from fairlead.model.beginning import SameJob
 from fairlead.model.reasons import Reason
-from fairlead.model.sweep import SetStatus, Value, as_text
+from fairlead.model.sweep import SetStatus, Value, is_meant
 from fairlead.queries import SetQuery
 
 _NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
@@ -53,9 +60,10 @@ class ListedSet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepService:
-    def __init__(self, pipeline: RunPipeline, runs: Runs) -> None:
+    def __init__(self, pipeline: RunPipeline, runs: Runs, submissions: SubmissionService) -> None:
         self._pipeline = pipeline
         self._runs = runs
+        self._submissions = submissions
 
     def page(self, state: RunState, query: SetQuery) -> list[ListedSet]:
         """Return the chosen sets in the order of their numbers, one more than the limit. Raises
@@ -74,12 +82,28 @@ class SweepService:
         return await self._report(SetsStopped(run_id=state.run.id, sets=sets, by=user.name), state)
 
     async def retry(self, key: str, *, which: str | None, user: User) -> RunState:
-        """Retry sets of a live run that failed or were stopped; None: all that failed."""
-        state = await self._own(key, user, "retried")
+        """Retry sets that failed or were stopped; None: all that failed. Return the run that has
+        them: a new one if their run has ended. Raises Conflict, what a submission raises, and
+        NotFound."""
+        state = await self._controlled(key, user)
+        run = state.run
+        if run.finished_at is None and is_ending(run):
+            raise Conflict(
+                f"run {run.name} is ending ({run.reason}): retry its sets once it has ended, then "
+                f"they become a new run",
+                code="ending",
+                field="run",
+            )
         wanted = {SetStatus.FAILED} | ({SetStatus.STOPPED} if which is not None else set())
         sets = in_ranges(one.number for one in chosen(state, which) if one.status in wanted)
         _require_some(sets, which, "failed" if which is None else "failed or was stopped")
-        return await self._report(SetsRetried(run_id=state.run.id, sets=sets, by=user.name), state)
+        if run.finished_at is not None:
+            return await submit_again(self._submissions, state, sets, user=user)
+        found = await self._report(SetsRetried(run_id=run.id, sets=sets, by=user.name), state)
+        if is_ending(found.run) and _attempts(found, sets) == _attempts(state, sets):
+            # It ended in the same moment, so nothing begins again there.
+            return await self.retry(run.id, which=which, user=user)
+        return found
 
     async def resize(self, key: str, *, max_parallel: int | None, user: User) -> RunState:
         """Change how many sets may be active at once."""
@@ -93,22 +117,26 @@ class SweepService:
         return await self._report(report, state)
 
     async def _own(self, key: str, user: User, done: str) -> RunState:
+        state = await self._controlled(key, user)
+        require_life(state, done)
+        return state
+
+    async def _controlled(self, key: str, user: User) -> RunState:
         state = await self._runs.get(key)
         require_control(user, state.run)
         sweep_of(state.run)
-        try:
-            require_life(state, done)
-        except Conflict as error:
-            if done != "retried":
-                raise
-            again = f"; `fairlead apply -f FILE --failed-of {state.run.name}` runs its failed sets"
-            raise Conflict(f"{error}{again}", code=error.code, field=error.field) from None
         return state
 
     async def _report(self, report: Report, state: RunState) -> RunState:
         if state.run.id in self._pipeline.runs:
             await self._pipeline.report(report)
         return await self._runs.get(state.run.id)
+
+
+def _attempts(state: RunState, sets: Ranges) -> int:
+    """Return how many attempts these sets have had."""
+    numbers = frozenset(numbers_in(sets))
+    return sum(len(job.attempts) for job in state.all_jobs if job.replica in numbers)
 
 
 def sweep_of(run: Run) -> Sweep:
@@ -138,7 +166,7 @@ def chosen(
         if wanted and status not in wanted:
             continue
         parameters = content.sets.at(number)
-        if all(as_text(parameters[name]) == value for name, value in conditions):
+        if all(is_meant(parameters[name], value) for name, value in conditions):
             yield ListedSet(number=number, parameters=parameters, status=status, jobs=jobs)
 
 
@@ -185,7 +213,7 @@ def _read(
     return None if numbers is None else sorted(numbers), conditions
 
 
-def _require_some(sets: tuple[tuple[int, int], ...], which: str | None, what: str) -> None:
+def _require_some(sets: Ranges, which: str | None, what: str) -> None:
     if not sets:
         among = "" if which is None else f" among {which}"
         raise Conflict(f"no parameter set{among} {what}", code="no_such_set", field="which")
@@ -198,3 +226,133 @@ def _number(cursor: str) -> int:
             field="cursor",
         )
     return int(cursor)
+
+
+# -- the sets of a sweep that has ended, as a new run (docs/rules.md 11.9) -------------------------
+# Nothing of the ended run changes. The new one is made from the configuration that is stored with
+# it, by a submission as any user could make it: the uploads must be there, and no value hidden.
+
+_OF_THE_RUN = (Conflict, Gone, Invalid, NotFound, Unprocessable)
+
+
+def submitted_configuration(state: RunState) -> dict[str, Any]:
+    """Return what the run was submitted with, as far as it may be shown. The sets of a file are
+    stored apart from it, and are in their place again."""
+    configuration, content = dict(state.run.configuration), state.sweep
+    sweep = configuration.get("sweep")
+    if content is not None and isinstance(sweep, Mapping) and "sets" in sweep:
+        configuration["sweep"] = _sweep_of(sweep, content, range(len(content.sets)))
+    return configuration
+
+
+async def submit_again(
+    submissions: SubmissionService, state: RunState, sets: Ranges, *, user: User
+) -> RunState:
+    """Return the run that has these sets of the ended one. Two calls at once, and one while that
+    run lives, give the same run. Raises Conflict, and what a submission raises."""
+    run = state.run
+    configuration = _configuration(state, frozenset(numbers_in(sets)))
+    if hidden := list(hidden_fields(configuration)):
+        raise Conflict(
+            f"run {run.name} has ended, and the value of {', '.join(hidden)} may be secret, so it"
+            f" was not kept: {_instead(run)}",
+            code="not_kept",
+            field="run",
+        )
+    try:
+        return await _submitted(submissions, state, configuration, sets, user)
+    except ConfigurationError as error:
+        raise Conflict(_why_not(run, str(error)), code="not_kept", field="run") from None
+    except _OF_THE_RUN as error:
+        if error.code == "name_taken":
+            raise _name_taken(run) from None
+        where = f"{error.field}: " if error.field else ""
+        raise type(error)(
+            _why_not(run, f"{where}{error.message}"), code=error.code, field="run"
+        ) from None
+
+
+async def _submitted(
+    submissions: SubmissionService,
+    state: RunState,
+    configuration: dict[str, Any],
+    sets: Ranges,
+    user: User,
+) -> RunState:
+    assert state.sweep is not None, "a sweep has its content"
+    key = _key(state.run.id, repr(sets))
+    while True:
+        submission = Submission(
+            configuration=configuration,
+            name=state.run.name,
+            client_key=key,
+            ssh_keys=state.sweep.spec.ssh_keys,
+        )
+        made = (await submissions.submit(submission, user=user)).state
+        if made.run.finished_at is None:
+            return made
+        # It was made before and has ended too: whoever asks again means another one.
+        key = _key(made.run.id, key)
+
+
+def _key(*parts: str) -> str:
+    return "sets-again-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _configuration(state: RunState, numbers: frozenset[int]) -> dict[str, Any]:
+    run, content = state.run, state.sweep
+    assert run.sweep is not None, "the run is a sweep"
+    assert content is not None, "a sweep has its content"
+    configuration = dict(run.configuration)
+    sweep = _sweep_of(configuration.get("sweep"), content, sorted(numbers))
+    # As a user has changed it since.
+    sweep.pop("max_parallel", None)
+    if run.sweep.max_parallel is not None:
+        sweep["max_parallel"] = run.sweep.max_parallel
+    configuration["sweep"] = sweep
+    for field in ("begin", "start_before"):
+        configuration.pop(field, None)
+    if not _waits(state, numbers):
+        configuration.pop("after", None)
+        if run.outputs_from:
+            # A later run of that name has other outputs.
+            configuration["outputs_from"] = [one.run_id for one in run.outputs_from]
+    return configuration
+
+
+def _sweep_of(written: object, content: SweepContent, numbers: Iterable[int]) -> dict[str, Any]:
+    rows = [list(content.sets.at(number).values()) for number in numbers]
+    return with_sets(written if isinstance(written, Mapping) else {}, content.sets.names, rows)
+
+
+def _waits(state: RunState, numbers: frozenset[int]) -> bool:
+    """Return whether one of the sets still waits for what the run waited for: it never began."""
+    begun = {
+        job.replica
+        for job in state.all_jobs
+        if job.attempts and job.attempts[-1].reason is not Reason.DEPENDENCY_FAILED
+    }
+    if any(one.job is SameJob.SAME for one in state.run.after):
+        return not numbers <= begun
+    return not begun
+
+
+def _name_taken(run: Run) -> Conflict:
+    return Conflict(
+        f"run {run.name} ({run.id}) has ended, and a live run has its name: retry that one, or "
+        f"give a new run of these sets another name with `fairlead apply -f FILE --name NAME "
+        f"--failed-of {run.id}`",
+        code="name_taken",
+        field="run",
+    )
+
+
+def _why_not(run: Run, why: str) -> str:
+    return (
+        f"run {run.name} has ended, and its sets cannot be submitted again from what is stored:"
+        f" {why}; {_instead(run)}"
+    )
+
+
+def _instead(run: Run) -> str:
+    return f"`fairlead apply -f FILE --failed-of {run.id}` submits the failed sets from your files"

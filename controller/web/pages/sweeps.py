@@ -76,6 +76,9 @@ class SetsPage(msgspec.Struct, frozen=True, kw_only=True):
     after: str | None
     max_parallel: int | None
     lives: bool
+    may_retry: bool
+    """It lives, or has ended, when what is retried becomes a new run."""
+    has_ended: bool
 
 
 def page_state(state: RunState, job: str, attempt: str) -> RunState:
@@ -116,12 +119,13 @@ def sets_page(state: RunState, asked: Chosen, run_address: str, now: float) -> S
     pages = max(-(-len(found) // ROWS), 1)
     page = min(max(int(asked.page or 1), 1), pages)
     shown = found[(page - 1) * ROWS : page * ROWS]
-    lives = not is_ending(run)
+    lives, has_ended = not is_ending(run), run.finished_at is not None
+    may_retry = lives or has_ended
     return SetsPage(
         chosen=msgspec.structs.replace(asked, page=str(page) if page > 1 else ""),
         columns=_columns(names, asked, run_address),
         names=names,
-        rows=tuple(_row(one, names, now, lives=lives) for one in shown),
+        rows=tuple(_row(one, names, now, lives=lives, may_retry=may_retry) for one in shown),
         states=_state_links(state, asked, run_address),
         problem=problem,
         begin=(page - 1) * ROWS + 1,
@@ -132,6 +136,8 @@ def sets_page(state: RunState, asked: Chosen, run_address: str, now: float) -> S
         after=asked.address(run_address, page=str(page + 1)) if page < pages else None,
         max_parallel=run.sweep.max_parallel,
         lives=lives,
+        may_retry=may_retry,
+        has_ended=has_ended,
     )
 
 
@@ -209,7 +215,9 @@ def _state_links(state: RunState, asked: Chosen, run_address: str) -> tuple[Stat
     )
 
 
-def _row(one: ListedSet, names: Sequence[str], now: float, *, lives: bool) -> SetRow:
+def _row(
+    one: ListedSet, names: Sequence[str], now: float, *, lives: bool, may_retry: bool
+) -> SetRow:
     last, seconds = one.last, _seconds(one, now)
     return SetRow(
         number=one.number,
@@ -224,7 +232,7 @@ def _row(one: ListedSet, names: Sequence[str], now: float, *, lives: bool) -> Se
         attempt_id=None if last is None else last.id,
         job_id=None if last is None else last.job_id,
         links=() if last is None else last.links,
-        can_retry=lives and one.status in (SetStatus.FAILED, SetStatus.STOPPED),
+        can_retry=may_retry and one.status in (SetStatus.FAILED, SetStatus.STOPPED),
         can_stop=lives and one.status in (SetStatus.WAITING, SetStatus.ACTIVE),
     )
 
@@ -244,7 +252,12 @@ async def act_on_sets(visit: Visit) -> Done:
     sweeps = visit.service.sweeps
     match visit.path("action"):
         case "retry":
-            await sweeps.retry(run_id, which=which, user=visit.user)
+            found = await sweeps.retry(run_id, which=which, user=visit.user)
+            if found.run.id != run_id:
+                return Done(
+                    message=f"the run has ended: its sets are the new run {found.run.id}",
+                    location=f"/dashboard/runs/{found.run.id}",
+                )
         case "stop":
             await sweeps.stop(run_id, which=which, user=visit.user)
         case other:

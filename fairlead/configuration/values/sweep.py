@@ -37,6 +37,8 @@ _PARAMETER = re.compile(r"\$\{\{\s*params\.([^{}\s]*)\s*\}\}", re.ASCII)
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+=:,./-]+", re.ASCII)
 """What no POSIX shell reads as more than itself."""
 PREFIX = "FAIRLEAD_PARAM_"
+_OF_SETS = frozenset({"matrix", "exclude", "include", "file", "sets"})
+"""The fields of a sweep that say which sets there are."""
 
 
 class Names(dict[str, Any]):
@@ -152,9 +154,10 @@ def plan_of(written: SweepFields, nodes: int) -> SweepPlan:
 def sets_of(written: SweepFields) -> ParameterSets | None:
     """Return the sets; None: they are in a file that was not read. Raises ConfigurationError."""
     if written.sets is not None:
+        _refuse_beside(written, "sets, which are all sets")
         return checked_sets(written.sets.names, written.sets.rows, lambda at: f"sweep.sets[{at}]")
     if written.file is not None:
-        _refuse_beside_a_file(written)
+        _refuse_beside(written, "file, which has all sets")
         return None
     if written.matrix is None and not written.include:
         raise ConfigurationError(
@@ -179,12 +182,12 @@ def sets_of(written: SweepFields) -> ParameterSets | None:
     )
 
 
-def _refuse_beside_a_file(written: SweepFields) -> None:
+def _refuse_beside(written: SweepFields, other: str) -> None:
     for name in ("matrix", "exclude", "include"):
         if getattr(written, name):
             raise ConfigurationError(
                 f"sweep.{name}",
-                "can't be given together with file, which has all sets",
+                f"can't be given together with {other}",
                 "one of both",
             )
 
@@ -310,7 +313,9 @@ def checked_sets(
                 field_of(number), f"has {len(row)} values for {len(names)} names"
             )
         for name, value in zip(names, row, strict=True):
-            _check_value(value, name, field_of(number) if isinstance(value, str) else "")
+            is_short = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+            if not is_short:
+                _check_value(value, name, field_of(number))
         checked.append(row)
     if not checked:
         raise ConfigurationError("sweep", "has no parameter set")
@@ -344,7 +349,7 @@ def _check_names(names: Sequence[str], field_of: Callable[[int], str]) -> None:
 
 def _check_value(value: Value, name: str, field: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigurationError(field or "sweep", f"{name} is not a finite number")
+        raise ConfigurationError(f"{field}.{name}", "is not a finite number")
     if not isinstance(value, str):
         return
     if value.splitlines() not in ([], [value]) or "\0" in value:
@@ -411,6 +416,14 @@ def filled(spec: JobSpec, one: Parameters) -> JobSpec:
 def _word(name: str, text: str) -> str:
     """Return the value for a command: a shell must never run a part of it."""
     return text if _PLAIN_WORD.fullmatch(text) else f"${{{variable_of(name)}}}"
+
+
+def with_sets(
+    written: Mapping[str, Any], names: Sequence[str], rows: Iterable[Sequence[Value]]
+) -> dict[str, Any]:
+    """Return a written sweep with these sets instead of its own, and its other fields."""
+    others = {field: value for field, value in written.items() if field not in _OF_SETS}
+    return {**others, "sets": {"names": list(names), "rows": [list(row) for row in rows]}}
 
 
 def without_sets(written: object) -> object:

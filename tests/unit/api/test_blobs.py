@@ -205,3 +205,15 @@ async def test_a_bucket_that_is_away_acknowledges_no_upload_and_no_run(
         assert await said(answer) == (503, "uploads_unreachable")
         assert "s3://away" in (await answer.json())["error"]["message"]
     own.close()
+
+
+async def test_a_sweep_that_waits_keeps_its_uploads(api: Api, controller: Controller) -> None:
+    """It has no job until it begins."""
+    async with api.put(PLACE, data=CONTENT) as answer:
+        assert answer.status == 200
+    waits = {**TASK, "begin": "48h", "sweep": {"matrix": {"seed": [1, 2]}}}
+    async with api.post("/v1/runs", json={"configuration": waits}) as answer:
+        run = await answer.json()
+    state = controller.pipeline.runs[run["id"]]
+    assert not state.jobs
+    assert state.uploads == {DIGEST}

@@ -98,6 +98,8 @@ async def test_sets_are_chosen_by_number_value_and_status(api: API) -> None:
     assert await numbers(which="0,3-4") == [0, 3, 4]
     assert await numbers(which="seed=1") == [1, 4]
     assert await numbers(which="lr=0.2,seed=1") == [4]
+    assert await numbers(which="lr=2e-1,seed=1.0") == [4]
+    assert await numbers(which="lr=nan") == []
     assert await numbers(which="0-3,seed=0") == [0, 3]
     assert await numbers(status="active") == [0]
     assert await numbers(limit="2", cursor="1") == [2, 3]
@@ -176,20 +178,6 @@ async def test_a_sweep_is_not_scaled_as_a_group(api: API) -> None:
     await submit(api, name="hello", configuration=SWEEP)
     async with api.post("/v1/runs/hello/scale", json={"group": "main", "nodes": 3}) as answer:
         assert await error_of(answer) == (409, "sweep", "run")
-
-
-async def test_an_ended_sweep_says_how_to_run_its_failed_sets_again(
-    api: API, node: PlayedNode
-) -> None:
-    only = {**HELLO, "sweep": {"matrix": {"seed": [1]}}}
-    await submit(api, name="hello", configuration=only)
-    await node.runs("hello")
-    await node.ends("hello", 1)
-    async with api.post("/v1/runs/hello/sets/retry", json={}) as answer:
-        body = await answer.json()
-    assert (answer.status, body["error"]["code"]) == (409, "ended")
-    assert "`fairlead apply -f FILE --failed-of hello`" in body["error"]["message"]
-    assert [one["status"] for one in await sets(api)] == ["failed"]
 
 
 def seconds_left(play: Play) -> float | None:

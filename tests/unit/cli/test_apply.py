@@ -258,6 +258,7 @@ async def test_a_taken_name_is_refused_with_the_run_that_has_it(start: Fairlead,
             "wrong.yml:4: resources.memory",
         ),
         ("type: [\n", "wrong.yml:2: "),
+        ('type: task\ncommands: ["\\ud800"]\n', "wrong.yml:2: commands[0]: contains half of a"),
         ("just text\n", "wrong.yml:1: "),
     ],
 )

@@ -36,6 +36,49 @@ async def test_the_output_of_each_set_is_followed_and_the_failed_ones_are_told(
         assert "lrs: failed: 1 of 2 parameter sets failed" in shown
 
 
+async def test_retry_of_an_ended_sweep_says_which_run_is_new(
+    start: Fairlead, node: PlayedNode, tmp_path: Path
+) -> None:
+    file = tmp_path / "lrs.yaml"
+    file.write_text(SWEEP)
+    await of(start, "apply", str(file), "-d")
+    for code in (0, 1):
+        await node.runs("lrs")
+        await node.ends("lrs", code)
+    again = await of(start, "retry", "lrs", "--failed")
+    assert again.status == 0
+    assert "has ended: 1 of its 2 sets are submitted as the new run lrs (" in again.err
+    assert again.out == b"lrs: submitted: 0 of 1 done\n"
+    # Now the name is that of the new run, of which nothing has failed.
+    live = await of(start, "retry", "lrs", "--failed")
+    assert (live.status, "no parameter set failed" in live.err) == (1, True)
+
+
+async def test_a_sweep_of_a_file_runs_again(
+    start: Fairlead, node: PlayedNode, tmp_path: Path
+) -> None:
+    (tmp_path / "params.csv").write_text("seed\n4\n5\n")
+    file = tmp_path / "lrs.yaml"
+    file.write_text(SWEEP.replace("matrix: {seed: 0..1}", "file: params.csv"))
+    await of(start, "apply", str(file), "-d")
+    for _ in range(2):
+        await node.runs("lrs")
+        await node.ends("lrs", 0)
+    again = await of(start, "rerun", "lrs", "-d", "--override", "sweep.max_parallel=2")
+    assert again.status == 0, again.err
+    listed = await of(start, "ps", "lrs", "--jobs")
+    assert [line.split()[1:3] for line in listed.out.decode().splitlines()[1:]] == [
+        ["4", "active"],
+        ["5", "active"],
+    ]
+    for field, why in (
+        ("sweep.matrix.seed=[9]", "sweep.matrix: can't be given together with sets"),
+        ("sweep.file=other.csv", "sweep.file: `rerun` reads no file"),
+    ):
+        refused = await of(start, "rerun", "lrs", "-n", "other", "--override", field)
+        assert (refused.status, why in refused.err) == (2, True), refused.err
+
+
 async def test_a_sweep_that_waits_for_another_is_followed_from_its_submission_on(
     start: Fairlead, node: PlayedNode, tmp_path: Path
 ) -> None:

@@ -63,6 +63,18 @@ async def test_a_set_that_failed_is_retried_while_the_sweep_lives(
     assert (run.state.sweep.failed, run.state.sweep.waiting) == (0, 1)
 
 
+async def test_after_its_end_retry_gives_a_new_run(server: TestServer, node: PlayedNode) -> None:
+    async with AsyncClient(str(server.make_url("")), ADMIN_TOKEN) as client:
+        run = await client.sweep(TRAIN, {"seed": [1, 2]}, max_parallel=1)
+        for code in (0, 1):
+            await node.runs("train")
+            await node.ends("train", code)
+        again = await run.retry()
+        assert (again.name, again.id == run.id) == ("train", False)
+        assert again.state.sweep is not None
+        assert again.state.sweep.total == 1
+
+
 @pytest.mark.parametrize(
     ("params", "sentence"),
     [

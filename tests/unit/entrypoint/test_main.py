@@ -22,6 +22,7 @@ from runner.client import RunnerClient, RunnerUnavailable
 from runner.processes.scratch import GIVEN
 from shim.engines.procfs import descendants
 from tests.support.dialling import dial_to
+from tests.support.shells import at_term
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import (
@@ -30,6 +31,7 @@ from tests.unit.runner.harness import (
     a_session,
     exit_of,
     followed,
+    frames_of,
     payload,
     until_output,
 )
@@ -103,7 +105,7 @@ async def test_it_exits_by_itself_when_nobody_reads(tmp_path: Path) -> None:
 
 async def test_sigterm_stops_the_job_gracefully(tmp_path: Path) -> None:
     async with an_entrypoint(tmp_path, "--linger", "3600") as (process, client):
-        await start(client, "trap 'echo bye; exit 9' TERM; echo ready; sleep 3600 & wait")
+        await start(client, at_term("echo bye; exit 9"))
         await until_output(client, b"ready\n")
         process.send_signal(signal.SIGTERM)
         assert await status_of(process) == 9
@@ -112,11 +114,21 @@ async def test_sigterm_stops_the_job_gracefully(tmp_path: Path) -> None:
 
 async def test_a_follower_gets_the_last_words_of_a_job_stopped_by_sigterm(tmp_path: Path) -> None:
     async with an_entrypoint(tmp_path, "--linger", "3600") as (process, client):
-        await start(client, "trap 'seq 1 200000; exit 0' TERM; echo ready; sleep 3600 & wait")
+        await start(client, at_term("seq 1 200000; exit 0"))
         await until_output(client, b"ready\n")
-        following = asyncio.create_task(followed(client))
+        begun, pieces = asyncio.Event(), []
+
+        async def follow() -> None:
+            async for piece in client.follow_logs(0):
+                pieces.append(piece)
+                begun.set()
+
+        following = asyncio.create_task(follow())
+        # Else the entrypoint may be gone before it is asked.
+        await begun.wait()
         process.send_signal(signal.SIGTERM)
-        output = payload(await following)
+        await following
+        output = payload(frames_of(b"".join(pieces)))
         assert await status_of(process) == 0
     assert output.endswith(b"199999\n200000\n")
 

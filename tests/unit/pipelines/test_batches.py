@@ -121,6 +121,20 @@ async def test_an_end_whose_log_is_not_whole_is_not_posted(
     assert await exchanged(play, logs, outputs, node, BatchAnswer(jobs=(half,))) == []
 
 
+async def test_a_runner_is_asked_more_and_more_slowly_while_the_store_refuses_the_run(
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
+) -> None:
+    play, loop = carrying(), asyncio.get_running_loop()
+    rider = riders(play.state)[0]
+    done = CarriedJob(
+        attempt_id=rider.id, began_at=NOW, started_at=NOW, exit=END, log_complete=True
+    )
+    began = loop.time()
+    posted = await exchanged(play, logs, outputs, node, *[BatchAnswer(jobs=(done,))] * 4)
+    assert len(posted) == 8, "what was not stored is posted again"
+    assert loop.time() - began >= 0.02 + 0.04 + 0.08 + 0.16
+
+
 async def test_a_damaged_log_ends_where_the_damage_begins(
     node: FakeConnection, logs: LogStore, outputs: OutputStore
 ) -> None:

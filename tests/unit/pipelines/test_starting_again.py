@@ -109,3 +109,33 @@ async def test_a_store_that_is_away_is_waited_for(node: FakeConnection, tmp_path
     state = asked()
     with pytest.raises(RetryLater, match="the disk is full"):
         await StarterAgain(Away(state), BlobStore(tmp_path), NO_SECRETS)(context_of(state), node)
+
+
+class Refusing(Committing):
+    """Its store refuses the run, so no report of it is ever committed."""
+
+    def post(self, report: Report) -> None:
+        NotedPipeline.post(self, report)
+
+
+@pytest.mark.parametrize(
+    ("answers", "posted"),
+    [
+        ([AgainAnswer(begun=True)] * 9, 2),
+        # A job that impersonates its runner.
+        ([AgainAnswer()] * 9, 0),
+        ([AgainAnswer(missing=(DIGEST,))] * 9, 0),
+    ],
+    ids=["not stored", "never begun", "never complete"],
+)
+async def test_what_makes_no_progress_waits_as_an_effect_that_is_refused(
+    node: FakeConnection, tmp_path: Path, answers: list[AgainAnswer], posted: int
+) -> None:
+    await BlobStore(tmp_path).put(DIGEST, _pieces(b"foo"), user="ann")
+    node.the_runner.again_answers = answers
+    state = asked()
+    pipeline = Refusing(state)
+    starter = StarterAgain(pipeline, BlobStore(tmp_path), NO_SECRETS)
+    with pytest.raises(RetryLater, match="start 1 has not begun, or that is not stored"):
+        await starter(context_of(state), node)
+    assert (len(node.the_runner.agains), len(pipeline.posted)) == (2, posted)

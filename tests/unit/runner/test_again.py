@@ -20,6 +20,7 @@ from fairlead.wire.runner import AgainRequest, RunnerState, SubmitRequest
 from runner.client import RunnerClient, RunnerError
 from runner.job.outcome import process_table
 from runner.processes.launch import Launch
+from tests.support.shells import at_term
 from tests.unit.runner.harness import (
     a_job,
     a_runner,
@@ -81,7 +82,7 @@ async def test_changed_files_come_and_what_the_job_made_stays(tmp_path: Path) ->
 
 async def test_a_job_that_runs_is_stopped_when_its_code_is_there(tmp_path: Path) -> None:
     old, new = packed(a="1"), packed(a="2")
-    command = "trap 'echo saved; exit 9' TERM; cat code/a; sleep 1000 & wait"
+    command = f"cat code/a; {at_term('echo saved; exit 9')}"
     async with a_runner(tmp_path) as (_, client):
         job = with_files(tmp_path, new, command)
         await start(client, with_files(tmp_path, old, command), old)

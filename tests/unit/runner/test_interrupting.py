@@ -9,6 +9,7 @@ import pytest
 from fairlead.wire.frames import Stream
 from fairlead.wire.runner import RunnerState
 from runner.client import RunnerError
+from tests.support.shells import at_term
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import (
     DEADLINE,
@@ -22,7 +23,7 @@ from tests.unit.runner.harness import (
     until_output,
 )
 
-SAVES = "trap 'echo saved; exit 75' TERM; echo ready; sleep 3600 & wait"
+SAVES = at_term("echo saved; exit 75")
 
 
 async def interrupted(folder: Path, command: str, grace: float) -> tuple[str, int | None]:

@@ -15,6 +15,7 @@ from fairlead.wire.frames import Stream
 from fairlead.wire.runner import ClusterInfo, ExitRecord, RunnerState, SubmitRequest
 from runner.client import RunnerClient, RunnerError
 from runner.options import Settings
+from tests.support.shells import at_term
 from tests.unit.runner.harness import (
     DEADLINE,
     a_job,
@@ -338,14 +339,14 @@ class TestStopping:
 
     async def test_a_job_may_clean_up_within_its_grace(self, tmp_path: Path) -> None:
         async with a_runner(tmp_path) as (_, client):
-            await started(client, "trap 'echo saved; exit 0' TERM; echo ready; sleep 3600 & wait")
+            await started(client, at_term("echo saved; exit 0"))
             await client.stop(grace=DEADLINE)
             record = await exit_of(client)
             output = payload(await followed(client))
         assert (record.exit_code, output) == (0, b"ready\nsaved\n")
 
     async def test_children_may_clean_up_after_their_shell_has_died(self, tmp_path: Path) -> None:
-        child = "(trap 'sleep 1.5; echo saved; exit' TERM; echo ready; sleep 3600 & wait) & wait"
+        child = f"({at_term('sleep 1.5; echo saved; exit')}) & wait"
         async with a_runner(tmp_path) as (_, client):
             await started(client, child)
             await client.stop(grace=DEADLINE)

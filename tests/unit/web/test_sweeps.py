@@ -62,6 +62,26 @@ async def test_a_user_acts_on_sets_from_the_table(admin: Browser, node: PlayedNo
     assert (await admin.act(f"{path}/sets/burn", which="0")).status == 400
 
 
+async def test_the_sets_of_an_ended_sweep_are_retried_as_a_new_run(
+    admin: Browser, node: PlayedNode
+) -> None:
+    run = await submit(admin, sweep=SWEEP, env={})
+    path = f"/dashboard/runs/{run['id']}"
+    for code in (1, 0, 0, 0):
+        await node.runs("train")
+        await node.ends("train", code)
+    table = await admin.fragment(path, "jobs")
+    assert 'hx-confirm="Retry parameter set 0 as a new run?"' in table
+    assert 'hx-confirm="Retry all that failed as a new run?"' in table
+    assert "sets/stop" not in table
+    answer = await admin.act(f"{path}/sets/retry", which="")
+    assert answer.status == 204
+    there = answer.headers["HX-Redirect"]
+    assert there != path
+    assert numbers(await admin.fragment(there, "jobs")) == [0]
+    assert (await admin.act(f"{path}/sets/retry", which="1")).status == 409
+
+
 async def test_a_user_acts_on_no_sets_of_others(admin: Browser, ada: Browser) -> None:
     run = await submit(admin, sweep=SWEEP)
     answer = await ada.act(f"/dashboard/runs/{run['id']}/sets/stop", which="0")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json, Overrides
 from fairlead.cli.commands.runs.applying import submit_and_follow
-from fairlead.configuration.secrecy import HIDDEN
+from fairlead.configuration.secrecy import hidden_fields
 from fairlead.configuration.text.source import Document
 from fairlead.errors import UsageError
 from fairlead.files.ssh_keys import public_keys
@@ -58,7 +58,10 @@ def rerun(
     data = {"name": before.name, **before.configuration}
     document = with_overrides(Document(name=before.name, data=data, lines={}), assignments)
     assert isinstance(document.data, dict)
-    if hidden := list(_hidden(document.data, "")):
+    sweep = document.data.get("sweep")
+    if isinstance(sweep, Mapping) and {"sets", "file"} <= sweep.keys():
+        raise UsageError("sweep.file: `rerun` reads no file: submit with `fairlead apply -f FILE`")
+    if hidden := list(hidden_fields(document.data)):
         raise UsageError(
             f"{', '.join(hidden)}: the value may be secret, so it was not kept: give it again "
             f"(--env NAME=VALUE, or --override {hidden[0]}=VALUE)"
@@ -72,15 +75,3 @@ def rerun(
     }
     output.note(f"again as {before.name}" if name is None else f"{before.name} again as {name}")
     return submit_and_follow(client, wish, False, detach=detach, json=json)
-
-
-def _hidden(value: object, path: str) -> Iterator[str]:
-    """Yield the fields whose values were hidden."""
-    if isinstance(value, Mapping):
-        for name, one in value.items():
-            yield from _hidden(one, f"{path}.{name}" if path else str(name))
-    elif isinstance(value, list | tuple):
-        for number, one in enumerate(value):
-            yield from _hidden(one, f"{path}[{number}]")
-    elif isinstance(value, str) and HIDDEN in value:
-        yield path

@@ -12,6 +12,7 @@ from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.cli.errors import EXIT_USAGE, CliError
+from fairlead.configuration.values.sweep import with_sets
 from fairlead.documents.runs import RunView
 from fairlead.documents.sweeps import SetView
 from fairlead.model.sweep import SetStatus, as_text
@@ -19,8 +20,6 @@ from fairlead.rest import ControllerClient, decode, run_path
 from fairlead.sweeps import all_sets, failed_together, outcome_of, progress_of
 
 MAX_GROUPS = 10
-_BOUNDS = ("max_parallel", "stop_after_failures")
-"""The fields of a sweep that say nothing of its sets."""
 
 
 def list_sets(
@@ -75,7 +74,7 @@ def retry(
     jobs: str | None = None,
     json: Json = False,
 ) -> int:
-    """Run parameter sets of a live sweep again that failed or were stopped.
+    """Run parameter sets of a sweep again that failed or were stopped; after its end as a new run.
 
     Parameters
     ----------
@@ -86,7 +85,21 @@ def retry(
     """
     if failed is (jobs is not None):
         raise CliError("give either --failed or --jobs", EXIT_USAGE)
-    return act_on_sets(run, "retry", {"which": jobs}, json)
+    client = settings.client()
+    before = client.run(run)
+    data = client.post(run_path(before.id, "sets/retry"), {"which": jobs})
+    found = decode(data, RunView)
+    if found.id != before.id and found.sweep is not None:
+        # Both have the same name.
+        output.note(
+            f"{before.name} ({before.id}) has ended: {found.sweep.total:,} of its "
+            f"{_total(before):,} sets are submitted as the new run {found.name} ({found.id})"
+        )
+    return _tell(data, found, json)
+
+
+def _total(run: RunView) -> int:
+    return 0 if run.sweep is None else run.sweep.total
 
 
 def stop_sets(run: str, which: str, json: bool) -> int:
@@ -99,10 +112,13 @@ def resize(run: str, parallel: int, json: bool) -> int:
 
 def act_on_sets(run: str, act: str, body: object, json: bool) -> int:
     data = settings.client().post(run_path(run, f"sets/{act}"), body)
+    return _tell(data, decode(data, RunView), json)
+
+
+def _tell(data: bytes, found: RunView, json: bool) -> int:
     if json:
         output.emit_json(data)
         return 0
-    found = decode(data, RunView)
     about = "" if found.sweep is None else f": {progress_of(found.sweep)}"
     output.emit(f"{found.name}: {found.status}{about}")
     return 0
@@ -135,6 +151,5 @@ def with_failed_sets(client: ControllerClient, configuration: object, run: str) 
     if not failed:
         raise CliError(f"--failed-of: no parameter set of {run} failed")
     names = list(failed[0].parameters)
-    bounds = {name: sweep[name] for name in _BOUNDS if name in sweep}
     rows = [[one.parameters[name] for name in names] for one in failed]
-    return {**configuration, "sweep": {**bounds, "sets": {"names": names, "rows": rows}}}
+    return {**configuration, "sweep": with_sets(sweep, names, rows)}

@@ -1,0 +1,266 @@
+"""`retry` of a sweep that has ended: its sets become one new run, from what is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from aiohttp.test_utils import TestClient
+
+from controller.lifecycle.reports import StopRequested
+from tests.unit.api.asking import HELLO, submit
+from tests.unit.api.conftest import USER_TOKEN, Controller
+from tests.unit.cli.conftest import PlayedNode, node
+
+__all__ = ["node"]
+
+API = TestClient[Any, Any]
+CONTENT = b"print()"
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+SWEEP = {
+    **HELLO,
+    "commands": ["echo ${{ params.seed }}"],
+    "env": {"MODE": "fast"},
+    "sweep": {"matrix": {"seed": "1..3"}, "max_parallel": 1},
+}
+
+
+async def run_to_its_end(
+    api: API, node: PlayedNode, *codes: int, **fields: object
+) -> dict[str, Any]:
+    """Return a sweep whose sets have ended with these exit codes."""
+    made = await submit(api, name="hello", configuration={**SWEEP, **fields})
+    await play_to_the_end(node, *codes)
+    async with api.get(f"/v1/runs/{made['id']}") as answer:
+        found: dict[str, Any] = await answer.json()
+    assert found["finished_at"] is not None
+    return found
+
+
+async def play_to_the_end(node: PlayedNode, *codes: int) -> None:
+    for code in codes:
+        await node.runs("hello")
+        await node.ends("hello", code)
+
+
+async def retried(api: API, run: dict[str, Any], **body: object) -> dict[str, Any]:
+    async with api.post(f"/v1/runs/{run['id']}/sets/retry", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        found: dict[str, Any] = await answer.json()
+        return found
+
+
+async def refused(api: API, run: dict[str, Any], **body: object) -> tuple[int, str, str]:
+    async with api.post(f"/v1/runs/{run['id']}/sets/retry", json=body) as answer:
+        error = (await answer.json())["error"]
+    return answer.status, error["code"], error["message"]
+
+
+async def seeds(api: API, run: dict[str, Any]) -> list[object]:
+    async with api.get(f"/v1/runs/{run['id']}/sets") as answer:
+        return [one["parameters"]["seed"] for one in (await answer.json())["sets"]]
+
+
+async def configuration(api: API, run: dict[str, Any]) -> dict[str, Any]:
+    async with api.get(f"/v1/runs/{run['id']}/submission") as answer:
+        found: dict[str, Any] = (await answer.json())["configuration"]
+        return found
+
+
+async def runs(api: API) -> list[str]:
+    async with api.get("/v1/runs", params={"all": "true"}) as answer:
+        return [one["id"] for one in (await answer.json())["runs"]]
+
+
+async def test_the_failed_sets_of_an_ended_sweep_are_a_new_run(api: API, node: PlayedNode) -> None:
+    sweep = {
+        "matrix": {"seed": "1..3"},
+        "stop_after_failures": "90%",
+        "reuse_container": True,
+        "max_parallel": 1,
+    }
+    old = await run_to_its_end(api, node, 1, 0, 1, sweep=sweep)
+    new = await retried(api, old)
+    assert new["id"] != old["id"]
+    assert (new["name"], new["status"], new["user"]) == ("hello", "submitted", old["user"])
+    assert await seeds(api, new) == [1, 3]
+    stored = await configuration(api, new)
+    bounds = {name: value for name, value in sweep.items() if name != "matrix"}
+    assert stored["sweep"] == {**bounds, "sets": {"names": ["seed"], "rows": [[1], [3]]}}
+    assert {name: stored[name] for name in ("commands", "env")} == {
+        name: SWEEP[name] for name in ("commands", "env")
+    }
+    async with api.get(f"/v1/runs/{old['id']}") as answer:
+        assert (await answer.json())["sweep"]["failed"] == 2
+
+
+async def test_asked_twice_at_once_there_is_one_new_run(api: API, node: PlayedNode) -> None:
+    old = await run_to_its_end(api, node, 1, 0, 0)
+    first, second = await asyncio.gather(retried(api, old), retried(api, old))
+    again = await retried(api, old)
+    assert first["id"] == second["id"] == again["id"]
+    assert await runs(api) == [first["id"], old["id"]]
+
+
+async def test_sets_of_which_the_new_run_has_ended_too_are_another_one(
+    api: API, node: PlayedNode
+) -> None:
+    old = await run_to_its_end(api, node, 1, 0, 0)
+    made = []
+    for _ in range(3):
+        made.append((await retried(api, old))["id"])
+        await play_to_the_end(node, 1)
+    assert await runs(api) == [*reversed(made), old["id"]]
+
+
+async def test_stopped_sets_are_chosen_by_number_or_value(api: API, node: PlayedNode) -> None:
+    made = await submit(api, name="hello", configuration=SWEEP)
+    async with api.post("/v1/runs/hello/sets/stop", json={"which": "seed=3"}) as answer:
+        assert answer.status == 200
+    await play_to_the_end(node, 1, 0)
+    assert await seeds(api, await retried(api, made, which="0,2")) == [1, 3]
+
+
+async def test_the_new_run_has_the_bound_that_its_user_chose_last(
+    api: API, node: PlayedNode
+) -> None:
+    old = await submit(api, name="hello", configuration=SWEEP)
+    async with api.post("/v1/runs/hello/sets/parallel", json={"max_parallel": None}) as answer:
+        assert answer.status == 200
+    await play_to_the_end(node, 1, 1, 1)
+    new = await retried(api, old)
+    assert (new["sweep"]["active"], new["sweep"]["max_parallel"]) == (3, None)
+
+
+async def test_uploaded_files_are_those_of_the_ended_run(
+    api: API, node: PlayedNode, controller: Controller, tmp_path: Path
+) -> None:
+    place = f"/v1/blobs/{DIGEST}"
+    async with api.put(place, data=CONTENT) as answer:
+        assert answer.status == 200
+    files = [{"local_path": "a", "path": "/a", "uploaded": [DIGEST, "/"]}]
+    old = await run_to_its_end(api, node, 1, 0, 0, files=files)
+    new = await retried(api, old)
+    assert controller.pipeline.runs[new["id"]].jobs[0].spec.blobs == (DIGEST,)
+    await play_to_the_end(node, 1)
+    _remove(tmp_path)
+    status, code, message = await refused(api, old)
+    assert (status, code) == (409, "not_uploaded")
+    assert "is missing or expired" in message
+    assert f"`fairlead apply -f FILE --failed-of {old['id']}`" in message
+
+
+def _remove(folder: Path) -> None:
+    for path in folder.rglob(DIGEST):
+        path.unlink()
+
+
+async def test_a_value_that_was_not_kept_is_named(api: API, node: PlayedNode) -> None:
+    secret = {"API_TOKEN": "canary-1", "MODE": "fast"}
+    old = await run_to_its_end(api, node, 1, 0, 0, env=secret)
+    status, code, message = await refused(api, old)
+    assert (status, code) == (409, "not_kept")
+    assert "the value of env.API_TOKEN may be secret, so it was not kept" in message
+    assert "canary" not in message
+
+
+async def test_a_stored_secret_is_read_again_by_its_name(api: API, node: PlayedNode) -> None:
+    async with api.put("/v1/secrets/hub", json={"value": "canary-2"}) as answer:
+        assert answer.status == 200
+    names = {"HF_TOKEN": "${{ secrets.hub }}"}
+    old = await run_to_its_end(api, node, 1, 0, 0, secrets=names, env=names)
+    assert (await configuration(api, await retried(api, old)))["secrets"] == names
+
+
+async def test_nothing_failed_is_a_sentence(api: API, node: PlayedNode) -> None:
+    old = await run_to_its_end(api, node, 0, 0, 0)
+    assert await refused(api, old) == (409, "no_such_set", "no parameter set failed")
+    status, code, _ = await refused(api, old, which="1")
+    assert (status, code) == (409, "no_such_set")
+
+
+async def test_another_live_run_keeps_its_name(api: API, node: PlayedNode) -> None:
+    old = await run_to_its_end(api, node, 1, 0, 0)
+    await submit(api, name="hello")
+    status, code, message = await refused(api, old)
+    assert (status, code) == (409, "name_taken")
+    assert f"`fairlead apply -f FILE --name NAME --failed-of {old['id']}`" in message
+
+
+async def test_a_run_that_is_ending_is_retried_after_its_end(
+    api: API, node: PlayedNode, controller: Controller
+) -> None:
+    made = await submit(api, name="hello", configuration=SWEEP)
+    await node.runs("hello")
+    await node.ends("hello", 1)
+    await node.runs("hello")
+    await controller.pipeline.report(StopRequested(run_id=made["id"], abort=False, by="admin"))
+    status, code, message = await refused(api, made)
+    assert (status, code) == (409, "ending")
+    assert "retry its sets once it has ended" in message
+    await node.ends("hello", 0)
+    assert await seeds(api, await retried(api, made)) == [1]
+
+
+async def test_only_its_user_and_admins_retry(api: API, node: PlayedNode) -> None:
+    old = await run_to_its_end(api, node, 1, 0, 0)
+    ada = {"Authorization": f"Bearer {USER_TOKEN}"}
+    async with api.post(f"/v1/runs/{old['id']}/sets/retry", json={}, headers=ada) as answer:
+        assert answer.status in (403, 404)
+    assert await runs(api) == [old["id"]]
+
+
+async def test_what_the_sets_have_waited_for_is_not_waited_for_again(
+    api: API, node: PlayedNode
+) -> None:
+    await submit(api, name="first")
+    waits = {"after": ["first"], "start_before": "4h"}
+    made = await submit(api, name="hello", configuration={**SWEEP, **waits})
+    await node.runs("first")
+    await node.ends("first", 0)
+    await play_to_the_end(node, 1, 0, 0)
+    new = await retried(api, made)
+    assert await configuration(api, new) == {
+        **SWEEP,
+        "sweep": {"max_parallel": 1, "sets": {"names": ["seed"], "rows": [[1]]}},
+    }
+
+
+async def test_sets_that_never_began_wait_again_for_what_their_run_waited_for(
+    api: API, node: PlayedNode
+) -> None:
+    await submit(api, name="first")
+    made = await submit(api, name="hello", configuration={**SWEEP, "after": ["first"]})
+    await node.runs("first")
+    await node.ends("first", 1)
+    second = await submit(api, name="first")
+    new = await retried(api, made, which="0-2")
+    assert await configuration(api, new) | {"sweep": 0} == {**SWEEP, "after": ["first"], "sweep": 0}
+    assert [one["run_id"] for one in new["after"]] == [second["id"]]
+
+
+async def test_sets_that_wait_for_others_one_by_one_need_all_of_them(
+    api: API, node: PlayedNode
+) -> None:
+    await submit(api, name="first", configuration=SWEEP)
+    same = {"after": [{"run": "first", "job": "same"}]}
+    made = await submit(api, name="hello", configuration={**SWEEP, **same})
+    for exit_code in (1, 0, 0):
+        await node.runs("first")
+        await node.ends("first", exit_code)
+    await play_to_the_end(node, 0, 0)
+    status, code, message = await refused(api, made)
+    assert (status, code) == (400, "invalid")
+    assert "has 3 parameter sets and this one 1" in message
+
+
+async def test_the_sets_of_a_file_are_shown_with_what_was_submitted(api: API) -> None:
+    """`fairlead rerun` submits it again."""
+    rows = {"names": ["seed"], "rows": [[1], ["a b"]]}
+    made = await submit(api, configuration={**SWEEP, "sweep": {"file": "p.csv", "sets": rows}})
+    assert (await configuration(api, made))["sweep"] == {"sets": rows}
+    await submit(api, configuration=await configuration(api, made), name="again")
+    async with api.get("/v1/runs/again/sets") as answer:
+        assert [one["parameters"]["seed"] for one in (await answer.json())["sets"]] == [1, "a b"]
