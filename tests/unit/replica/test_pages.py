@@ -47,8 +47,10 @@ DOCUMENT = {"Accept": "text/html"}
 
 
 def comparable(text: str) -> str:
-    """Leave out what is another one in each document: its token, its mark, and the time."""
+    """Leave out what is another one in each document: its token, its mark, and the time, which the
+    line of an attempt shows in seconds."""
     text = re.sub(r'name="fairlead-(page|mark|now)" content="[^"]*"|<body[^>]*>', "", text)
+    text = re.sub(r'<svg class="timeline".*?</svg>', "", text)
     return re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "", text)
 
 
