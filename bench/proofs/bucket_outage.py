@@ -238,10 +238,10 @@ def _differences(lab: Lab, readers: Sequence[tuple[subprocess.Popen[bytes], Path
         if not lab.is_whole(name, lab.in_bucket(attempt_id)):
             broken.append(f"the log of {name} in the bucket differs")
     for process, file in readers:
-        status = process.wait(timeout=300)
-        if status != 0 or not lab.is_whole("j0", _pieces(file)):
+        ended = process.wait(timeout=300)
+        if ended != 0 or not lab.is_whole("j0", _pieces(file)):
             told = file.with_suffix(".err").read_text().strip()
-            got = f"{file.stat().st_size} bytes ({file.name}), exit status {status}"
+            got = f"{file.stat().st_size} bytes ({file.name}), exit status {ended}"
             broken.append(f"who followed j0 got {got}: {told}")
     return broken
 
