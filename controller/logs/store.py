@@ -330,6 +330,8 @@ class LogStore:
             settling = self._ask(copy, parts.settle, bucket, folder, attempt_id, copy.drop)
             copy.end = await settling
             copy.is_settled = True
+            # If the copy was dropped, its index leads nowhere, and its readers must not wait.
+            self._known.pop(attempt_id, None)
             self.wake(attempt_id)
 
     async def _filled(self, attempt_id: str) -> None:

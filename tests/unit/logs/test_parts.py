@@ -171,6 +171,22 @@ async def test_no_reader_goes_on_in_a_copy_that_another_controller_has_passed(
         assert await collect(again.read(ATTEMPT, 20)) == numbers(2, 3, 4, 5)
 
 
+async def test_what_was_learnt_of_a_copy_is_forgotten_with_it(
+    machine: _Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with writing(await machine("a"), 0, 1) as writer:
+        await writer.sync()
+        await writer.append(frame(2))
+    async with writing(await machine("b"), 2, 3, 4) as writer:
+        await writer.sync()
+    again = await machine("a")
+    with monkeypatch.context() as away:
+        away.setattr(LogBucket, "parts", refused)
+        assert (await again.window(ATTEMPT, WindowQuery(offset=30))).first_line == 4
+    window = await again.window(ATTEMPT, WindowQuery(offset=40))
+    assert (window.first_line, [row.text for row in window.rows]) == (5, ["line 0004"])
+
+
 def refused(*_: object) -> Parts:
     raise BucketError("s3://away: connection refused")
 
