@@ -1,7 +1,8 @@
 """Follow a run or a log until its end, over connections that break.
 
 A lost connection is reported once, then tried again with growing, jittered waits, until the
-controller has been away for a quarter of an hour. A refusal ends it at once.
+controller has been away for a quarter of an hour. A refusal ends it at once. A bucket of logs that
+is away ends nothing while the run lives.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 FIRST_WAIT_SECONDS = 0.2
 MAX_WAIT_SECONDS = 10.0
+LOGS_UNREACHABLE = "logs_unreachable"
+"""The code of a controller that is there, and whose bucket of logs is not."""
 GIVE_UP_SECONDS = 15 * 60.0
 Tell = Callable[[str], None]
 T = TypeVar("T")
@@ -87,6 +91,10 @@ class Patience:
         self._wait = FIRST_WAIT_SECONDS
         self._away_since = None
 
+    def answered(self) -> None:
+        """Note that the controller is there, though not what it was asked for: waits stay long."""
+        self._away_since = None
+
     def __enter__(self) -> None:
         pass
 
@@ -126,7 +134,7 @@ def follow_log(
     ConnectionLost."""
     patience = Patience(outages)
     while True:
-        with patience:
+        with patience, _waiting_for_bucket(client, run_id, patience):
             frames = client.followed_frames(
                 run_id, patience.found, attempt=attempt_id, offset=offset
             )
@@ -134,6 +142,24 @@ def follow_log(
                 offset = frame.end
                 yield frame
             return
+
+
+@contextmanager
+def _waiting_for_bucket(
+    client: ControllerClient, run_id: str, patience: Patience
+) -> Iterator[None]:
+    """Let the log of a live run be waited for as long as its bucket is away.
+
+    An attempt does not end before the bucket has its log, so the end of a live one is still to
+    come. That of a final one may never come: the bucket may be gone for good.
+    """
+    try:
+        yield
+    except ApiError as error:
+        is_for_bucket = error.code == LOGS_UNREACHABLE
+        if is_for_bucket and client.run(run_id).status not in FINAL_RUN_STATUSES:
+            patience.answered()
+        raise
 
 
 def follow_events(

@@ -69,13 +69,13 @@ class Lab:
     def follow(
         self, name: str, at: ControllerProcess, *others: ControllerProcess
     ) -> tuple[subprocess.Popen[bytes], Path]:
-        """Follow a log into a file, first at that controller."""
+        """Follow a log into a file, first at that controller; what is told comes beside it."""
         file = self.parts.folder / f"{name}-{at.port}.log"
         argv = [str(Path(sys.executable).parent / "fairlead"), "logs", "-f", name]
         urls = ",".join(one.url for one in (at, *others))
         env = {**os.environ, **self.env, "FAIRLEAD_URL": urls}
-        with file.open("wb") as out:
-            return subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.DEVNULL), file
+        with file.open("wb") as out, file.with_suffix(".err").open("wb") as err:
+            return subprocess.Popen(argv, env=env, stdout=out, stderr=err), file
 
     def is_whole(self, name: str, content: Iterator[bytes]) -> bool:
         expected, found = hashlib.sha256(), hashlib.sha256()
@@ -238,8 +238,11 @@ def _differences(lab: Lab, readers: Sequence[tuple[subprocess.Popen[bytes], Path
         if not lab.is_whole(name, lab.in_bucket(attempt_id)):
             broken.append(f"the log of {name} in the bucket differs")
     for process, file in readers:
-        if process.wait(timeout=300) != 0 or not lab.is_whole("j0", _pieces(file)):
-            broken.append(f"who followed j0 got {file.stat().st_size} bytes ({file.name})")
+        ended = process.wait(timeout=300)
+        if ended != 0 or not lab.is_whole("j0", _pieces(file)):
+            told = file.with_suffix(".err").read_text().strip()
+            got = f"{file.stat().st_size} bytes ({file.name}), exit status {ended}"
+            broken.append(f"who followed j0 got {got}: {told}")
     return broken
 
 

@@ -195,13 +195,13 @@ def _folder_of(attempt_id: str) -> str:
 # -- the copy on disk -----------------------------------------------------------------------
 
 
-def settle(bucket: LogBucket, folder: Path, attempt_id: str) -> int:
+def settle(bucket: LogBucket, folder: Path, attempt_id: str, dropping: Callable[[], None]) -> int:
     """Make the copy agree with the bucket; return the offset up to which the bucket has the log.
 
     A copy that goes on where its own last part ended is newer, and stays. One that ends before was
     passed by another controller: what it has beyond the bucket was never acknowledged, so the node
     still has that. One that has put more than the bucket has is the last one of these bytes: the
-    bucket is another one, or was emptied. Raises OSError.
+    bucket is another one, or was emptied. Raises OSError. `dropping` is called before a copy goes.
     """
     found = bucket.parts(attempt_id)
     noted, starts = _noted(folder), log_segments.starts_in(folder)
@@ -212,6 +212,8 @@ def settle(bucket: LogBucket, folder: Path, attempt_id: str) -> int:
             *(attempt_id, found.end, bucket, noted),
         )
     elif noted != found.end:
+        if starts:
+            dropping()
         for start in starts:
             log_segments.path(folder, start).unlink(missing_ok=True)
         _note(folder, found.end)

@@ -8,14 +8,15 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from controller.aio import Flag
 from controller.logs import parts, segments, windows
+from controller.logs.copies import Copy
 from controller.logs.newest import NewestPieces
 from controller.logs.parts import LogBucket, PartWriter
 from controller.logs.search import LogSearch, Wanted, search
@@ -59,22 +60,6 @@ class _Follow:
     def wake(self) -> None:
         for event in self.readers:
             event.set()
-
-
-class _Copy:
-    """What is known of one log's copy on this disk."""
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.running: Future[Any] | None = None
-        """What works on it in a thread; its caller may be gone."""
-        self.is_settled = False
-        self.end = 0
-        """The bucket's end of the log, when it was settled."""
-
-    @property
-    def is_in_use(self) -> bool:
-        return self.lock.locked() or (self.running is not None and not self.running.done())
 
 
 class LogWriter:
@@ -193,7 +178,7 @@ class LogStore:
         self.stored = stored
         self._folder = folder
         self._bucket = bucket
-        self._copies: dict[str, _Copy] = {}
+        self._copies: dict[str, Copy] = {}
         self._writers: dict[str, LogWriter] = {}
         self._ended: asyncio.Queue[str] = asyncio.Queue()
         self._away_until = -math.inf
@@ -338,12 +323,16 @@ class LogStore:
             async with copy.lock:
                 await self._settle(self._bucket, attempt_id, copy)
 
-    async def _settle(self, bucket: LogBucket, attempt_id: str, copy: _Copy) -> None:
+    async def _settle(self, bucket: LogBucket, attempt_id: str, copy: Copy) -> None:
         # A writer keeps the copy newer than the bucket.
         if not copy.is_settled and attempt_id not in self._writers:
             folder = self.folder_of(attempt_id)
-            copy.end = await self._ask(copy, parts.settle, bucket, folder, attempt_id)
+            settling = self._ask(copy, parts.settle, bucket, folder, attempt_id, copy.drop)
+            copy.end = await settling
             copy.is_settled = True
+            # If the copy was dropped, its index leads nowhere, and its readers must not wait.
+            self._known.pop(attempt_id, None)
+            self.wake(attempt_id)
 
     async def _filled(self, attempt_id: str) -> None:
         """Fetch what this disk lacks of the log."""
@@ -361,9 +350,9 @@ class LogStore:
                 if not await self.in_thread(parts.is_whole, folder):
                     raise
 
-    def _copy(self, attempt_id: str) -> _Copy:
+    def _copy(self, attempt_id: str) -> Copy:
         """Return what is known of the copy; those that were asked for longest ago are forgotten."""
-        copy = self._copies.pop(attempt_id, None) or _Copy()
+        copy = self._copies.pop(attempt_id, None) or Copy()
         self._copies[attempt_id] = copy
         if len(self._copies) > REMEMBERED_FINALS:
             oldest = next(iter(self._copies))
@@ -371,7 +360,7 @@ class LogStore:
                 del self._copies[oldest]
         return copy
 
-    async def _ask(self, copy: _Copy, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def _ask(self, copy: Copy, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a call that asks the bucket about a copy, whose lock is held.
 
         Its thread goes on when the caller is cancelled, as by a reader that leaves. Two at once
@@ -406,14 +395,17 @@ class LogStore:
     async def read(self, attempt_id: str, offset: int) -> AsyncGenerator[bytes, None]:
         """Yield whole frames, from `offset` to what is stored now."""
         await self._filled(attempt_id)
+        require_kept = self._copy(attempt_id).kept()
         async for piece in read_from(self._pool, self.folder_of(attempt_id), offset):
+            require_kept()
             yield piece
+        require_kept()
 
     async def follow(self, attempt_id: str, offset: int) -> AsyncGenerator[bytes, None]:
         """Yield as `read` does, then what is added, until the log is complete or the attempt
         final."""
         await self._filled(attempt_id)
-        folder = self.folder_of(attempt_id)
+        require_kept, folder = self._copy(attempt_id).kept(), self.folder_of(attempt_id)
         follow = self._follows.setdefault(attempt_id, _Follow())
         event = Flag()
         follow.readers.add(event)
@@ -433,6 +425,7 @@ class LogStore:
                     data, after = b"", position
                 else:
                     data, after = await self.in_thread(segments.read_frames, folder, position)
+                require_kept()
                 if data:
                     yield segments.cut(data, offset)
                     position = after

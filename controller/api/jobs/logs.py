@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import logging
 import re
 from collections.abc import AsyncIterator, Coroutine
 from functools import partial
@@ -21,10 +22,14 @@ from controller.api.http.streams import (
     registered,
 )
 from controller.clock import iso_of_job
+from controller.outputs.bucket import BucketError
 from controller.service.jobs.logs import follow_log
+from controller.store.errors import StoreError
 from fairlead.queries import Offset, Query
 from fairlead.wire.frames import Decoder, Frame, Stream, tail_from
 from fairlead.wire.runner import LogsHeader
+
+log = logging.getLogger(__name__)
 
 
 class FollowQuery(Query, frozen=True):
@@ -150,7 +155,12 @@ async def stream_log(
             await socket.send_str(msgspec.json.encode(header).decode())
         if pieces is not None:
             send = {"frames": _send, "json": _send_json, "text": _send_text}[query.format]
-            await _send_until_gone(socket, send(socket, pieces, query.offset))
+            try:
+                await _send_until_gone(socket, send(socket, pieces, query.offset))
+            except (BucketError, StoreError) as error:
+                # Raised further, it would be answered with a status amid the frames.
+                log.error("the stream of %s ends early: %s", request.path, error)
+                await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
         await socket.close(code=WSCloseCode.OK)
     return socket
 

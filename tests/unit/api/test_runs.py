@@ -15,7 +15,9 @@ from controller.api.app import make_app
 from controller.api.http.streams import STREAMS
 from controller.api.runs import runs
 from controller.lifecycle.reports import StopRequested
+from controller.outputs.bucket import BucketError
 from controller.service.jobs.logs import follow_log
+from fairlead.wire.frames import Frame, Stream, encode
 from fairlead.wire.runner import LogsHeader
 from fairlead.wire.shim import PullProgress
 from tests.support.leaks import keepers
@@ -259,6 +261,22 @@ async def test_a_followed_log_comes_whole_and_closes_normally(
         end = await socket.receive()
     assert (header.offset, received) == (0, b"hello world")
     assert (end.type, socket.close_code) == (WSMsgType.CLOSE, 1000)
+
+
+async def test_a_followed_log_whose_copy_is_dropped_does_not_end_as_a_whole_one(
+    api: TestClient[Any, Any], controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def follow(attempt_id: str, offset: int) -> AsyncIterator[bytes]:
+        yield encode(Frame(0, 1, Stream.STDOUT, b"hello "))
+        raise BucketError("this disk's copy of the log was older than the bucket's")
+
+    monkeypatch.setattr(controller.logs, "follow", follow)
+    await submit(api, name="hello")
+    async with api.ws_connect("/v1/runs/hello/logs/ws") as socket:
+        await socket.receive_str()
+        assert payload(await socket.receive_bytes()) == b"hello "
+        end = await socket.receive()
+    assert (end.type, socket.close_code) == (WSMsgType.CLOSE, 1013)
 
 
 async def test_the_log_of_an_attempt_that_never_ran_is_empty_and_ends(

@@ -1,21 +1,30 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from queue import Empty, SimpleQueue
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from fairlead import follow
 from fairlead.cli.follow import MAX_DEAFNESS_SECONDS, next_of
 from fairlead.errors import ApiError, ConnectionLost, FairleadError
 from fairlead.follow import (
     GIVE_UP_SECONDS,
+    LOGS_UNREACHABLE,
     MAX_WAIT_SECONDS,
     Outages,
     Patience,
+    follow_log,
     patiently,
     unread,
 )
+from fairlead.model.statuses import RunStatus
+from fairlead.rest import ControllerClient
 from fairlead.wire.frames import Frame, Stream
 
 AWAY = ConnectionLost("away")
@@ -110,6 +119,63 @@ def frame(offset: int, payload: bytes) -> Frame:
 def test_bytes_that_come_again_are_left_out() -> None:
     again = iter([frame(0, b"abc"), frame(3, b"def"), frame(3, b"def"), frame(6, b"g")])
     assert [one.payload for one in unread(again, 4)] == [b"ef", b"g"]
+
+
+class WithoutItsBucket:
+    """A controller whose bucket is away for some tries, and then has the second half of a log."""
+
+    def __init__(self, status: RunStatus, tries: float) -> None:
+        self._status = status
+        self._tries = tries
+        self.offsets: list[int] = []
+
+    def followed_frames(
+        self, key: str, heard: Callable[[], None], *, offset: int, attempt: str
+    ) -> Iterator[Frame]:
+        assert (key, attempt) == ("r1", "a1")
+        self.offsets.append(offset)
+        if len(self.offsets) == 1:
+            heard()
+            yield frame(0, b"abc")
+            raise AWAY
+        if len(self.offsets) <= self._tries:
+            raise ApiError(503, LOGS_UNREACHABLE, "the bucket of logs does not answer", None)
+        heard()
+        yield frame(0, b"abcdef")
+
+    def run(self, key: str) -> SimpleNamespace:
+        assert key == "r1"
+        return SimpleNamespace(status=self._status)
+
+
+def followed(
+    controller: WithoutItsBucket, days: Days, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[bytes]:
+    patient = partial(Patience, sleep=days.sleep, clock=days.clock)
+    monkeypatch.setattr(follow, "Patience", patient)
+    client = cast(ControllerClient, controller)
+    frames = follow_log(client, "r1", "a1", 0, Outages(lambda _: None))
+    return (bytes(one.payload) for one in frames)
+
+
+def test_the_log_of_a_live_run_is_waited_for_as_long_as_its_bucket_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    days, controller = Days(), WithoutItsBucket(RunStatus.RUNNING, 1000)
+    assert list(followed(controller, days, monkeypatch)) == [b"abc", b"def"]
+    assert days.now > 5 * GIVE_UP_SECONDS
+    assert controller.offsets == [0] + [3] * 1000
+
+
+def test_the_log_of_a_final_run_is_given_up_if_its_bucket_stays_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    days, controller = Days(), WithoutItsBucket(RunStatus.DONE, math.inf)
+    pieces = followed(controller, days, monkeypatch)
+    assert next(pieces) == b"abc"
+    with pytest.raises(ConnectionLost, match=r"bucket of logs .* gave up after 15 minutes"):
+        next(pieces)
+    assert days.now <= GIVE_UP_SECONDS + 2 * MAX_WAIT_SECONDS
 
 
 class Impatient(SimpleQueue[str]):

@@ -23,7 +23,7 @@ from fairlead.queries import WindowQuery
 from fairlead.wire.frames import Decoder
 from tests.support.object_storage import ObjectStorage
 from tests.support.ssh_daemon import free_port
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.unit.logs.test_store import ATTEMPT, collect, frame, numbers
 
 _Lab = Callable[[str], Awaitable[LogStore]]
@@ -143,6 +143,56 @@ async def test_a_bucket_that_is_away_keeps_nobody_from_what_is_here(
     with pytest.raises(BucketError):
         await cut.window("another0attempt1", WindowQuery(offset=0))
     await asyncio.to_thread(cut.close)
+
+
+async def test_no_reader_goes_on_in_a_copy_that_another_controller_has_passed(
+    machine: _Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He began while the bucket was away; his bytes end before those that come to this disk."""
+    async with writing(await machine("a"), 0, 1) as writer:
+        await writer.sync()
+    async with writing(await machine("b"), 2, 3, 4) as writer:
+        await writer.sync()
+    again = await machine("a")
+    with monkeypatch.context() as away:
+        away.setattr(LogBucket, "parts", refused)
+        followed, read = again.follow(ATTEMPT, 0), again.read(ATTEMPT, 0)
+        for pieces in (followed, read):
+            assert payloads(await anext(pieces)) == numbers(0, 1)
+        waiting = asyncio.ensure_future(anext(followed))
+    async with writing(again) as writer:
+        # At once: nothing need come for that.
+        with pytest.raises(BucketError, match="older than the bucket"):
+            await asyncio.wait_for(waiting, LONG)
+        with pytest.raises(BucketError, match="older than the bucket"):
+            await anext(read)
+        await writer.append(frame(5))
+        assert payloads(await anext(again.follow(ATTEMPT, 20))) == numbers(2, 3, 4)
+        assert await collect(again.read(ATTEMPT, 20)) == numbers(2, 3, 4, 5)
+
+
+async def test_what_was_learnt_of_a_copy_is_forgotten_with_it(
+    machine: _Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with writing(await machine("a"), 0, 1) as writer:
+        await writer.sync()
+        await writer.append(frame(2))
+    async with writing(await machine("b"), 2, 3, 4) as writer:
+        await writer.sync()
+    again = await machine("a")
+    with monkeypatch.context() as away:
+        away.setattr(LogBucket, "parts", refused)
+        assert (await again.window(ATTEMPT, WindowQuery(offset=30))).first_line == 4
+    window = await again.window(ATTEMPT, WindowQuery(offset=40))
+    assert (window.first_line, [row.text for row in window.rows]) == (5, ["line 0004"])
+
+
+def refused(*_: object) -> Parts:
+    raise BucketError("s3://away: connection refused")
+
+
+def payloads(piece: bytes) -> bytes:
+    return b"".join(bytes(one.payload) for one in Decoder().feed(piece))
 
 
 async def test_nothing_is_stored_that_is_not_in_the_bucket(
