@@ -106,7 +106,7 @@ def _advance(draft: Draft, reports: Sequence[Report]) -> None:
     carrying.settle(draft)
     if draft.run.deployments or draft.run.sweep is not None:
         termination.settle(draft)  # a queued replica that ends holds nothing: nothing would wake it
-    waits = schedules.waits_for_trigger(draft.run) or beginning.waits(draft.run, draft.now)
+    waits = schedules.waits_for_trigger(draft.run) or beginning.waits(draft)
     if draft.run.status is not RunStatus.TERMINATING and not waits:
         _take_over_derived_status(draft, reports)
     carrying.release(draft)

@@ -49,6 +49,7 @@ from tests.simulation import (
     watched,
 )
 from tests.simulation.container import Container
+from tests.simulation.graces import Graces
 from tests.simulation.idle import Use
 from tests.simulation.kept import FreedPlaces
 from tests.simulation.node import SimulatedNode
@@ -128,6 +129,7 @@ class Checks:
         self._stuck_since: dict[tuple[str, str], float] = {}
         self._committed_nodes: dict[str, Node] = {}
         self._freed = FreedPlaces()
+        self._graces = Graces()
         self._going_on: Counter[str] = Counter()
         self._calm_since: dict[str, float] = {}
 
@@ -162,7 +164,9 @@ class Checks:
                 *placing.breaches(before, after, nodes, self._committed_nodes),
                 *orders.overspent(after),
                 *waiting.out_of_turn(before, after, known | self._arriving),
-                *orders.cut_short(after),
+                *self._graces.cut_short(
+                    before, after, changes.events, clock_jumped=self.clock_jumped
+                ),
                 *orders.misnamed(after),
                 *standstill.unlimited(after),
                 *(() if self.clock_jumped else standstill.too_far_away(after, EPOCH + self._now())),
@@ -256,6 +260,7 @@ class Checks:
         self.runs = dict(runs)
         self._committed_nodes = dict(nodes)
         self._freed.forget()
+        self._graces.forget()
 
     @contextlib.contextmanager
     def disturbed(self, names: Iterable[str]) -> Iterator[None]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from controller.lifecycle.model import Attempt, Job, Run, RunState, StartupOrder
 from controller.lifecycle.sweeps.sets import has_run
-from fairlead.model.reasons import ROWS, Budget, GraceClass, Reason, RetryEvent, RunReason
+from fairlead.model.reasons import ROWS, Budget, Reason, RetryEvent, RunReason
 from fairlead.model.statuses import AttemptStatus, IrisState
 
 NEARLY = 1.0
@@ -163,32 +163,6 @@ def overlong(state: RunState, now: float, grace: float) -> Iterator[str]:
     ran = _seconds_running(state, state.run.occurrence, now)
     if ran > limit + grace:
         yield f"run {state.run.name} runs on after its max_duration of {limit:g} s"
-
-
-_SHORTENS_NOTHING = {Reason.TERMINATED_BY_SERVER}
-
-
-def cut_short(state: RunState) -> Iterator[str]:
-    """A job that ran and ended for a reason with the grace `stop_duration` has less of it, although
-    only its run's end followed."""
-    if state.run.reason is RunReason.COMPLETED_BY_USER:
-        return
-    grace = state.run.policy.stop_duration
-    for job in state.jobs:
-        for one in job.attempts:
-            if one.reason is None or one.running_at is None or one.remove_at is None:
-                continue
-            if ROWS[one.reason].grace is not GraceClass.STOP_DURATION:
-                continue
-            # A job that did not end within its interruption had its time already.
-            if one.interruption is not None or set(one.later_reasons) - _SHORTENS_NOTHING:
-                continue
-            # A controller whose clock was ahead began its end; the next one counts by its own.
-            if one.remove_at < (one.terminating_at or 0.0):
-                continue
-            if one.remove_at < (one.terminating_at or 0.0) + grace - NEARLY:
-                given = one.remove_at - (one.terminating_at or 0.0)
-                yield f"{one.id} has {given:.0f} s to end as {one.reason}, not {grace:g} s"
 
 
 def overspent(state: RunState) -> Iterator[str]:

@@ -31,7 +31,6 @@ from fairlead.model.spec import PlannedGroup
 from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from fairlead.wire.engine_abilities import EngineAbility
 from tests.simulation.orders import (
-    cut_short,
     misnamed,
     not_by_policy,
     out_of_order,
@@ -301,17 +300,6 @@ def test_a_run_that_goes_on_after_its_max_duration_is_found() -> None:
     state = running(a_run(max_duration=30.0), 0, 10.0)
     assert list(overlong(state, 90.0, 60.0)) == []
     assert list(overlong(state, 110.0, 60.0)) == ["run r runs on after its max_duration of 30 s"]
-
-
-@pytest.mark.parametrize(("remove_at", "fits"), [(100.0, True), (50.0, False)])
-def test_a_job_that_has_less_than_its_grace_because_its_run_ended_is_found(
-    remove_at: float, fits: bool
-) -> None:
-    state = ended(a_run(stop_duration=60.0), Reason.MAX_DURATION_EXCEEDED, 40.0, 10.0)
-    later = changed(state, 0, remove_at=remove_at, later_reasons=(Reason.TERMINATED_BY_SERVER,))
-    assert (list(cut_short(later)) == []) is fits
-    stopped = changed(later, 0, later_reasons=(Reason.ABORTED_BY_USER,))
-    assert list(cut_short(stopped)) == []
 
 
 def test_a_run_that_goes_on_after_too_many_failed_attempts_is_found() -> None:

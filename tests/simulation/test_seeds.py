@@ -27,8 +27,9 @@ FOUND_NARROW = (700475, 900125, 2000375, 5000092, 5000902)
 FOUND = (202, 784413626, 647714232, 126055956, 126056192, 126056451, 404522700)
 """Those since."""
 FOUND_WITH_SERVICES = (23, 38, 1079, 1755)
-FOUND_WITH_SWEEPS = (155, 827640065, 790229930, 58458624, 6026)
-FOUND_WITH_WATCHERS = (70005, 70029)
+FOUND_WITH_SWEEPS = (155, 827640065, 790229930, 58458624, 6026, 61616)
+FOUND_WITH_WATCHERS = (70005, 70029, 61267)
+FOUND_WITH_CONTROLLERS = (61360,)
 SERVICE_SEEDS = 8
 ENGINE_SEEDS = 8
 SWEEP_SEEDS = 8
@@ -85,7 +86,8 @@ def test_one_controller_of_three_decides_and_nothing_accepted_is_lost() -> None:
     + [(f"--seed={seed}",) for seed in FOUND]
     + [LONG((f"--seed={seed}", "--services", "--narrow")) for seed in FOUND_WITH_SERVICES]
     + [LONG((f"--seed={seed}", "--sweeps")) for seed in FOUND_WITH_SWEEPS]
-    + [LONG((f"--seed={seed}", "--watched")) for seed in FOUND_WITH_WATCHERS],
+    + [LONG((f"--seed={seed}", "--watched")) for seed in FOUND_WITH_WATCHERS]
+    + [LONG((f"--seed={seed}", "--controllers")) for seed in FOUND_WITH_CONTROLLERS],
 )
 def test_a_fault_that_was_found_once_is_not_found_again(options: tuple[str, ...]) -> None:
     done = _simulate(*options)

@@ -116,15 +116,7 @@ def _before_stop(run: Run, attempt: Attempt, signal: EndSignal, now: float) -> f
     """
     if attempt.remove_at is None or attempt.reason is None:
         return 0.0
-    graces = (
-        termination.grace(run.policy, reason, was_running=True)
-        for reason in (attempt.reason, *attempt.later_reasons)
-        if reason is attempt.reason or not termination.keeps_its_grace(run, reason)
-    )
-    grace = min(graces)
-    if attempt.reason is Reason.INTERRUPTED_BY_NO_CAPACITY and attempt.terminating_at is not None:
-        # The provider takes the node back at its own time.
-        grace = min(grace, attempt.remove_at - attempt.terminating_at)
+    grace = termination.whole_grace(run, attempt)
     last = max(min(_LAST_GRACE, grace / 2), grace - signal.before)
     return max(0.0, attempt.remove_at - last - now)
 

@@ -326,6 +326,8 @@ def pause_or_resume(draft: Draft) -> None:
     order."""
     run = draft.run
     for attempt in draft.live():
+        if attempt.reason is not None:
+            continue  # no limit is left; its pause says only whether its grace has begun
         its_turn = not startup.waits_for_its_turn(run, draft.jobs, attempt)
         if attempt.status is AttemptStatus.SUBMITTED and attempt.allocation_id is None:
             attempt = startup.note_why_not_queued(draft, attempt)

@@ -46,6 +46,27 @@ def grace(policy: RunPolicy, reason: Reason, *, was_running: bool) -> float:
             return policy.stop_duration
 
 
+def whole_grace(run: Run, attempt: Attempt) -> float:
+    """Return the seconds of grace, from its beginning, that an attempt has by its reasons.
+
+    Its times do not tell: the grace may have begun anew since, by another controller's clock.
+    """
+    if attempt.reason is None or attempt.remove_at is None:
+        return 0.0
+    if attempt.reason is Reason.INTERRUPTED and attempt.interruption is not None:
+        return 0.0  # it had its time before
+    was_running = attempt.running_at is not None
+    whole = min(
+        grace(run.policy, reason, was_running=was_running)
+        for reason in (attempt.reason, *attempt.later_reasons)
+        if reason is attempt.reason or not keeps_its_grace(run, reason)
+    )
+    if attempt.reason is Reason.INTERRUPTED_BY_NO_CAPACITY and attempt.terminating_at is not None:
+        # The provider takes the node back at its own time.
+        whole = min(whole, max(0.0, attempt.remove_at - attempt.terminating_at))
+    return whole
+
+
 def end(
     draft: Draft,
     attempt: Attempt,
@@ -75,6 +96,7 @@ def end(
             )
         reason, message = result.reason, result.message
     drains = _drain_seconds(draft, attempt, reason)
+    paused_since = attempt.limit_pause.since if attempt.disconnected else None
     if attempt.serving.registered_at is not None:
         draft.record(EventKind.TRAFFIC, cause, attempt=attempt, to_status="unregistered")
     return draft.move_attempt(
@@ -89,6 +111,7 @@ def end(
         remove_at=draft.now + drains + within,
         serving=replace(attempt.serving, ready=False, registered_at=None),
         drains_until=draft.now + drains if drains else None,
+        limit_pause=replace(attempt.limit_pause, since=paused_since),
     )
 
 

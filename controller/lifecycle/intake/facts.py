@@ -13,7 +13,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from controller.lifecycle import outputs
-from controller.lifecycle.attempts import again, allocations, end_signal, inactivity, limits
+from controller.lifecycle.attempts import (
+    again,
+    allocations,
+    end_signal,
+    inactivity,
+    limits,
+    termination,
+)
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs import freed
@@ -240,11 +247,11 @@ def _node_disconnected(draft: Draft, report: NodeDisconnected) -> None:
         if attempt.disconnected == report.disconnected:
             continue
         changes: dict[str, Any] = {"disconnected": report.disconnected}
-        if report.disconnected:
+        if not report.disconnected:
+            changes |= _grace_from_now(draft, attempt)
+        elif attempt.reason is None:
             since = attempt.limit_pause.since or draft.now
             changes["limit_pause"] = replace(attempt.limit_pause, since=since)
-        else:
-            changes |= _grace_from_now(draft, attempt)
         draft.change_attempt(attempt, **changes)
         draft.record(
             EventKind.CONNECTION, cause, attempt=attempt, from_status=before, to_status=after
@@ -252,23 +259,22 @@ def _node_disconnected(draft: Draft, report: NodeDisconnected) -> None:
 
 
 def _grace_from_now(draft: Draft, attempt: Attempt) -> dict[str, Any]:
-    """Return the times of an attempt that ended while its node was silent: nobody could ask its job
-    to stop, so its grace begins now."""
-    ended_at, silent_since = attempt.terminating_at, attempt.limit_pause.since
-    if ended_at is None or silent_since is None or ended_at < silent_since:
+    """Return the times of an attempt that ended while its node was silent, or which the restart of
+    a controller found ended: nobody may have asked its job to stop, so its grace begins now.
+
+    Its pause tells, and no comparison of times: the clock may have been set in between.
+    """
+    if attempt.reason is None or attempt.limit_pause.since is None:
         return {}
-    if attempt.seen.runner_exited or attempt.seen.container_gone:
-        return {}
-    later = draft.now - ended_at
-    had_grace = attempt.remove_at is not None and attempt.remove_at > ended_at
-    return {
-        name: time + later
-        for name, time in (
-            ("remove_at", attempt.remove_at if had_grace else None),
-            ("drains_until", attempt.drains_until),
-        )
-        if time is not None
-    }
+    times: dict[str, Any] = {"limit_pause": replace(attempt.limit_pause, since=None)}
+    whole = termination.whole_grace(draft.run, attempt)
+    if not whole or attempt.seen.runner_exited or attempt.seen.container_gone:
+        return times
+    begins_at = draft.now
+    if attempt.drains_until is not None:
+        begins_at += draft.run.policy.limits.drain
+        times["drains_until"] = begins_at
+    return times | {"remove_at": begins_at + whole}
 
 
 def _start_limits_anew(draft: Draft, attempt: Attempt) -> Attempt:

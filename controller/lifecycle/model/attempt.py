@@ -77,7 +77,8 @@ class LimitPause(
 
     since: float | None = None
     """When it was paused: its node is not healthy, the run is suspended, or it waits for its turn
-    by `startup_order`; None: the limit runs."""
+    by `startup_order`; None: the limit runs. Of an attempt that has ended it is kept while its
+    grace has not begun, because nobody can ask its job to stop."""
     total: float = 0.0
     """Seconds of earlier pauses of the same limit."""
 

@@ -15,13 +15,22 @@ from fairlead.model.reasons import RunReason
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 
 
-def waits(run: Run, now: float) -> bool:
+def waits(draft: Draft) -> bool:
     """Return whether no job of the run may begin yet. A sweep all of whose sets were stopped waits
     for nothing."""
+    run = draft.run
     if run.sweep is not None and sets.is_empty(run.sweep):
         return False
-    at = begins_at(run)
-    return dependencies.waits_for_runs(run) or (at is not None and now < at)
+    return dependencies.waits_for_runs(run) or _is_early(draft)
+
+
+def _is_early(draft: Draft) -> bool:
+    """Return whether its time has not come. It has for good once a job has an attempt: a clock
+    that was ahead, and is put right, takes nothing back."""
+    at = begins_at(draft.run)
+    if at is None or draft.now >= at:
+        return False
+    return not any(job.attempts for job in draft.all_jobs)
 
 
 def begins_at(run: Run) -> float | None:
@@ -63,7 +72,7 @@ def _let_in(draft: Draft) -> None:
     if latest is not None and _is_late(draft):
         message = f"none of its jobs was running by its start_before, {latest.words()}"
         ending.end_run(draft, RunReason.UNSCHEDULABLE, "limit start_before", message)
-    elif draft.run.policy.is_held_back and not waits(draft.run, draft.now):
+    elif draft.run.policy.is_held_back and not waits(draft):
         dependencies.first_attempts(draft, [job for job in draft.jobs if _is_new(job)])
 
 
@@ -73,11 +82,11 @@ def timer(draft: Draft) -> float | None:
     if run.suspended or run.status is RunStatus.TERMINATING:
         return None
     at = begins_at(run)
-    times = [] if at is None or at <= draft.now else [at]
+    times = [at] if at is not None and _is_early(draft) else []
     latest = must_start_at(run)
     if latest is not None and not _has_begun(draft):
         times.append(latest)
-    if not waits(run, draft.now) and lost_sets(draft, dependencies.held_sets(draft)):
+    if not waits(draft) and lost_sets(draft, dependencies.held_sets(draft)):
         times.append(draft.now)  # a turn ends only some of them
     return min(times, default=None)
 

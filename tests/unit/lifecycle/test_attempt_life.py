@@ -11,6 +11,7 @@ from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reports import (
+    NodeDisconnected,
     NotPlaced,
     TaskMissing,
 )
@@ -174,6 +175,42 @@ def test_a_job_that_was_asked_to_stop_before_its_node_fell_silent_has_no_more_ti
     play.send(play.stop()).wait(1).send(play.link(down=True)).wait(10)
     play.send(play.link(down=False))
     assert play.attempt().remove_at == START + 42
+
+
+def test_a_clock_that_is_put_back_takes_no_grace_from_a_job_on_a_silent_node() -> None:
+    play = Play(stop_duration=42.0).to_running()
+    play.send(play.link(down=True)).wait(-100).send(play.stop()).wait(60)
+    play.send(play.link(down=False))
+    assert play.attempt().remove_at == play.now + 42
+
+
+def test_a_clock_that_is_put_back_gives_no_more_time_to_a_job_that_was_asked_to_stop() -> None:
+    play = Play(stop_duration=42.0).to_running()
+    play.send(play.stop()).wait(-100).send(play.link(down=True)).wait(10)
+    play.send(play.link(down=False))
+    assert play.attempt().remove_at == START + 42
+
+
+def test_a_job_that_ends_while_its_run_is_suspended_has_its_grace_once() -> None:
+    play = Play(stop_duration=42.0).to_running()
+    play.send(Ask(play).suspend()).wait(5).send(Ask(play).abandon(0))
+    ended_at = play.now
+    play.wait(10).send(play.link(down=True)).wait(10).send(play.link(down=False))
+    assert play.attempt().remove_at == ended_at + 42
+
+
+@pytest.mark.parametrize("clock", [0.0, -3600.0])
+def test_a_job_that_may_not_have_been_asked_before_a_restart_has_its_whole_grace(
+    clock: float,
+) -> None:
+    play = Play(stop_duration=42.0).to_running()
+    play.send(play.stop()).wait(100)
+    anew = NodeDisconnected(run_id=play.run_id, node_id="n1", disconnected=True, limits_anew=True)
+    for seconds in (clock, 10, -clock):
+        play.send(anew).wait(seconds).send(play.link(down=False))
+        assert play.attempt().remove_at == play.now + 42
+    play.send(play.link(down=True)).wait(10).send(play.link(down=False))
+    assert play.attempt().remove_at == play.now + 32
 
 
 def test_an_abort_on_a_silent_node_gives_no_grace_afterwards() -> None:

@@ -242,6 +242,13 @@ def test_a_run_with_a_beginning_waits_for_it() -> None:
     assert play.run.status is RunStatus.SUBMITTED
 
 
+def test_a_run_that_has_begun_goes_on_when_the_clock_is_put_back() -> None:
+    play = waiting(begin=Moment(within=60.0, written="1m")).wait(60).to_running().wait(-3600)
+    assert play.wake_at is None
+    play.send(play.exited()).clean()
+    assert play.run.status is RunStatus.DONE
+
+
 def test_a_run_that_runs_too_late_ends_as_unschedulable() -> None:
     play = waiting(prepare(), start_before=Moment(at=START + 30.0))
     assert play.wake_at == START + 30.0

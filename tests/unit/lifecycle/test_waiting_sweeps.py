@@ -100,6 +100,12 @@ def test_a_sweep_begins_at_its_time() -> None:
     assert counted(play) == {"active": 3}
 
 
+def test_a_sweep_that_has_begun_goes_on_when_the_clock_is_put_back() -> None:
+    play = waiting(begin=Moment(within=60.0, written="1m"), parallel=1).wait(60)
+    end(play.wait(-3600), 0)
+    assert counted(play) == {"active": 1, "waiting": 1, "done": 1}
+
+
 def test_a_sweep_that_does_not_run_in_time_is_unschedulable() -> None:
     play = waiting(start_before=Moment(within=60.0, written="1m"))
     play.wait(61)
