@@ -52,7 +52,8 @@ class Graces:
             since = self._since.get(one.id)
             if since is None or not _has_whole_grace(after, one):
                 continue
-            given = (one.remove_at or 0.0) - since
+            # Without a grace (0 s), a kill that was due before the node was heard is no earlier.
+            given = max(0.0, (one.remove_at or 0.0) - since)
             if given < grace - NEARLY:
                 yield f"{one.id} has {given:.0f} s to end as {one.reason}, not {grace:g} s"
 
