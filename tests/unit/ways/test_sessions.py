@@ -79,6 +79,7 @@ async def test_a_leader_of_an_earlier_version_carries_all(bed: SessionBed) -> No
     await bed.dies(leader)
     await bed.leads(route(EXPOSED), has_ways=False)
     await bed.knows()
+    assert bed.sockets() == []
 
 
 async def test_the_counts_of_a_follower_are_the_leaders(bed: SessionBed) -> None:
@@ -88,6 +89,7 @@ async def test_the_counts_of_a_follower_are_the_leaders(bed: SessionBed) -> None
     counted = GroupCounts(run_id="run of api", group="main", requests=3, in_flight=2)
     bed.carried.groups = (counted,)
     await eventually(lambda: group.in_flight == 2)
+    assert group.in_flight == 2
     await bed.dies(leader)
     await eventually(lambda: group.in_flight == 0)
 
