@@ -63,12 +63,13 @@ async def follower(
         live = LiveLogs(options.data / LIVE_FOLDER_NAME / own, LeaderLogs(links).follow)
         closing.push_async_callback(live.close)
         await live.start()
-        secret = secret_of(await asyncio.to_thread(_key, options))
+        node_key = await asyncio.to_thread(_key, options)
+        secret = secret_of(node_key)
         key, services = session_key(secret), partial(_services, options, secret, links)
         feed, site = LeaderFeed(links), options.proxy.site
         reads = DashboardReads(store, SystemClock(), feed, key, site, final, live)
         closing.push_async_callback(reads.close)
-        answers = await _answers(options, options.database, store, feed)
+        answers = _answers(options, options.database, node_key, store, feed)
         closing.push_async_callback(answers.close)
     opened = Follower(links, context, options.proxy.domain, reads, answers, services)
     closing.push_async_callback(opened.close)
@@ -76,11 +77,13 @@ async def follower(
     return opened
 
 
-async def _answers(
-    options: Options, database: Database, store: StoreReader, feed: LeaderFeed
+def _answers(
+    options: Options,
+    database: Database,
+    key: asyncssh.SSHKey,
+    store: StoreReader,
+    feed: LeaderFeed,
 ) -> Answers:
-    """Raises CannotStart."""
-    key = await asyncio.to_thread(_key, options)
     clock, chance, assets = SystemClock(), system_chance(), installed()
     chosen = Chosen(
         settings=Settings(

@@ -90,7 +90,7 @@ class Following(Generic[C]):
 
     async def _look(self) -> C:
         async with self._reading:
-            # Whoever comes from now on may have seen a commit that this look does not.
+            # A request from now on may follow a commit that this look does not see.
             self._next = None
             copy = self._copy
             with contextlib.suppress(LostTrack):

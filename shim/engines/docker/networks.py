@@ -161,7 +161,7 @@ class RunNetworks:
         for chore in chores:
             chore.cancel()
         await asyncio.gather(*chores, return_exceptions=True)
-        # Nobody gets it any more: without an owner it is removed below.
+        # No run gets the spare network any more: without an owner it is removed below.
         self._spare = None
         if self._api is not None:
             await self._retire_all_without_owner()

@@ -1,4 +1,4 @@
-"""Who gives up while a channel opens leaves none behind: neither here nor at the node's socket."""
+"""A request that ends while its channel opens leaves none behind, here or at the node's socket."""
 
 from __future__ import annotations
 
