@@ -557,6 +557,9 @@ class Checks:
         now, weather = self._now(), node.weather
         if weather.heard_at <= now - _LOST_AFTER_SECONDS:
             return True
+        # Silence from before a controller's start is counted by the wall clock (docs/state.md).
+        if self.clock_jumped and weather.heard_at <= now - 30.0:
+            return True
         return weather.silent_since <= min(now - 30.0, self.succeeded_at + 400.0)
 
     def _parent(self, state: RunState) -> RunState | None:
