@@ -39,7 +39,7 @@ from controller.store.sql import Database
 from controller.store.turns.news import Beginning
 from controller.tls import ServerCertificate
 from controller.ways.carrying import FollowerServices
-from controller.ways.telling import FollowerWays, Parts
+from controller.ways.leader import FollowerWays, Parts
 from controller.web.app import session_key
 from controller.web.assets import installed
 
