@@ -36,7 +36,7 @@ from controller.service import ControllerService, Settings
 from controller.service.jobs.logs import follow_log
 from controller.store.reading import StoreReader
 from controller.store.sql import Database
-from controller.store.turns.news import Beginning
+from controller.store.turns.changed_state import Beginning
 from controller.tls import ServerCertificate
 from controller.ways.carrying import FollowerServices
 from controller.ways.leader import FollowerWays, Parts

@@ -165,7 +165,7 @@ async def stream(
                     lines.append(_line("beat", Beat(mark, clock.now())))
                 if lines:
                     await response.write(b"".join(lines))
-                    heartbeat.told()
+                    heartbeat.sent()
     return response
 
 

@@ -47,7 +47,7 @@ from runner.client import RunnerError, RunnerUnavailable
 
 log = logging.getLogger(__name__)
 WAIT = 0.5
-"""Seconds that a runner without news waits with its answer: an order waits as long at most."""
+"""Seconds that a runner with nothing new waits with its answer: an order waits as long at most."""
 FIRST_PAUSE, MAX_PAUSE = 0.02, 2.0
 """Seconds between two questions while nothing of the answers is stored."""
 MAX_SENT = 32 << 20
@@ -182,7 +182,7 @@ class _Exchange:
         return True
 
     async def _pause_if_refused(self, before: RunState) -> None:
-        """Wait, longer each time, while the store refuses the run: the runner has the same news
+        """Wait, longer each time, while the store refuses the run: the runner has the same to say
         until they are stored, and answers at once."""
         if self._pipeline.known.get(self._run_id) is not before:
             self._refusals = 0

@@ -259,14 +259,14 @@ class RunnerFollower:
     async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
         attempt, run_id = context.attempt, context.state.run.id
         runner = connection.runner(to_node.runner_socket(context))
-        heard_at, told = self._clock.now(), -1
+        heard_at, reported = self._clock.now(), -1
         try:
             async with contextlib.aclosing(runner.status_events()) as events:
                 async for event in events:
                     heard_at = self._clock.now()
                     self._silent_since.pop(attempt.id, None)
-                    if event.start_end is not None and event.start_end.number > told:
-                        told = event.start_end.number
+                    if event.start_end is not None and event.start_end.number > reported:
+                        reported = event.start_end.number
                         self._pipeline.post(
                             from_node.start_ended(run_id, attempt.id, event.start_end)
                         )
