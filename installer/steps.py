@@ -50,6 +50,7 @@ class File:
     def difference(self, system: System, earlier: Set[str]) -> str | None:
         path = at(system, self.name)
         try:
+            # A link may lead to another program's file: a file of our own takes its place.
             if path.is_symlink() or path.read_bytes() != self.content.encode():
                 return "written"
         except FileNotFoundError:

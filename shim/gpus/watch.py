@@ -274,6 +274,7 @@ class GpuWatch:
     async def _keep_listening(self) -> None:
         while True:
             event = await self._gpus.next_event()
+            # A GPU that fails or falls silent here is judged by its next reading.
             with contextlib.suppress(GpuError):
                 await self._judge(event)
 
