@@ -90,6 +90,7 @@ def exit_report(run_id: str, attempt_id: str, text: str) -> reports.RunnerExited
     report counts."""
     try:
         record = decoder_of(ExitRecord).decode(text)
+    # A job that is root in its container can write its exit record itself.
     except _NOT_JSON:
         return None
     return runner_exited(run_id, attempt_id, record)

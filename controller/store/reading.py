@@ -165,6 +165,7 @@ class Moment:
     def end(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
+            # The rollback of a connection that was cut fails; it is thrown away with its engine.
             with contextlib.suppress(sa.exc.SQLAlchemyError):
                 connection.close()
 
@@ -246,6 +247,8 @@ class Moment:
                 raise StoreUnavailable("this moment is over")
             try:
                 return query(self._connection)
+            # During a rolling upgrade the leader of the newer version writes values that this one
+            # cannot read.
             except (msgspec.MsgspecError, ValueError) as error:
                 raise StoreUnusable("the database has what this version does not know") from error
 

@@ -90,6 +90,8 @@ class BatchRunner:
         try:
             while await batch.once(runner):
                 self._silent_since.pop(context.attempt.id, None)
+        # A runner that is killed with its container looks like one that is cut off, until the shim
+        # says which.
         except RunnerUnavailable:
             self._note_silence(context, connection)
             raise
@@ -100,6 +102,7 @@ class BatchRunner:
             else:
                 self._note_silence(context, connection)
             raise RetryLater(str(error)) from error
+        # The runner keeps what was not acknowledged, so nothing is lost by asking again.
         except (StoreUnavailable, LeaseLost) as error:
             raise RetryLater(str(error)) from error
         finally:
@@ -326,6 +329,8 @@ class _Exchange:
         try:
             self._links[attempt_id].look(await writer.append(data))
             self._storing[attempt_id].came()
+        # The job writes its log's folder as well: a damaged one must not hold up those that it
+        # shares the container with.
         except BadFrame as error:
             log.warning("the log of attempt %s is damaged: %s", attempt_id, error)
             self._damaged.add(attempt_id)

@@ -186,6 +186,8 @@ class JobStarter:
                 await runner.run()
         except RunnerError as error:
             if error.status >= 500:
+                # 5xx: a fault that may pass. What the runner refuses otherwise, it would refuse
+                # again.
                 raise RetryLater(str(error)) from error
             self._give_up(context, f"the runner refused the job: {error.message}")
             return
@@ -283,6 +285,8 @@ class RunnerFollower:
                             )
                         self._pipeline.post(from_node.runner_exited(run_id, attempt.id, event.exit))
                         return
+        # The container may be ending at this moment: the shim, which outlives it, tells whether it
+        # is.
         except RunnerUnavailable:
             self._note_silence(context, connection, heard_at)
             raise
