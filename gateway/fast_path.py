@@ -164,6 +164,8 @@ class FastPath:
             await self._guarded(self._withdraw())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
+                    # HAProxy deletes a server only once it has no connections left (management
+                    # guide, `del server`).
                     while self._plan.servers:
                         await self._guarded(self._match())
                         await asyncio.sleep(SOON_LOOK_SECONDS)
@@ -408,6 +410,7 @@ class FastPath:
 
     async def _promote(self, server: Server) -> None:
         """Reach a replica directly that is reached by SSH."""
+        # Its node has left the list: then the replica leaves too.
         with contextlib.suppress(LinkError):
             await self._add_direct(server.run_id, server.replica, self._links.node(server.replica))
 

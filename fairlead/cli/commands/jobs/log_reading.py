@@ -94,6 +94,7 @@ def moment_of(text: str | None, now: float) -> float | None:
     """Return the moment of `--since` in Unix seconds. Raises CliError."""
     if text is None:
         return None
+    # A duration such as `10m` is no ISO time, and is read below.
     with suppress(ValueError):
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
@@ -164,6 +165,7 @@ def _of_all(
 def _guarded(work: Callable[[], None], ended: SimpleQueue[BaseException | None]) -> None:
     try:
         work()
+    # In a thread, an exception would be printed and lost: the main thread raises it.
     except BaseException as error:
         ended.put(error)
     else:

@@ -143,6 +143,8 @@ def _live_service(client: ControllerClient, configuration: object, name: str | N
         return None
     try:
         found = client.run(wanted)
+    # Nobody has a run of that name, or another user has it: then the controller says so at the
+    # submission.
     except ApiError:
         return None
     lives = found.type == "service" and found.finished_at is None
@@ -282,5 +284,6 @@ def _wants_stop(name: str) -> bool:
     output.write_all(output.STDERR_FD, f"Stop {name}? [y/N] ".encode())
     try:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
+    # Ctrl-C twice: the first one asked, the second one leaves without an answer.
     except KeyboardInterrupt:
         return False

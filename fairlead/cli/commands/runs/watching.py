@@ -144,6 +144,7 @@ class Watched:
 
     def changed(self) -> str:
         """Return which files were written since the code was last sent, in a few words."""
+        # An editor may be writing the file now: the names are only for a message.
         with suppress(FairleadError, OSError):
             _, configuration = self._read()
             names = [str(self._file)] if written_since(self._file, self._sent_at) else []
