@@ -273,6 +273,8 @@ def copy_tree(source: Path, target: Path, *, linked: bool) -> None:
         found = Path(old).stat()
         twin = names.setdefault((found.st_dev, found.st_ino), new)
         if twin != new:
+            # Names of one file stay names of one file: copied apart, a bundle would take twice the
+            # disk.
             os.link(twin, new)
             return
         if linked:

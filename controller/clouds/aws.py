@@ -232,6 +232,8 @@ class AwsCloud:
         request = self._request(order, where, await self._image(offer.region, where.image))
         try:
             answer = await self._calls.ec2(offer.region, "run_instances", **request)
+        # EC2 has the token with other parameters (IdempotentParameterMismatch): an order of before
+        # has made a machine.
         except TokenMismatch as error:
             return await self._made_before(order, error)
         instances = answer.get("Instances", ())
@@ -340,6 +342,7 @@ class AwsCloud:
         region, instance = self._split(instance_id)
         try:
             answer = await self._calls.ec2(region, "terminate_instances", InstanceIds=[instance])
+        # EC2 forgets an ended machine after an hour, and does not know a new one for seconds.
         except InstanceUnknown:
             return self._is_gone(instance_id)
         self._unknown_since.pop(instance_id, None)

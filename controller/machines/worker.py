@@ -436,6 +436,7 @@ class Worker:
     async def _end_orphan(self, orphan: Orphan) -> None:
         try:
             await self._answer(self._cloud.terminate(orphan.instance_id))
+        # The next comparison finds it again.
         except CloudError as error:
             log.warning("orphan %s at %s: %s", orphan.instance_id, self._provider, error)
 
