@@ -75,6 +75,7 @@ def errors_as_json(
         # The client is gone: no answer reaches it, and its going is no fault to log.
         except (ConnectionResetError, BrokenPipeError, ConnectionAbortedError):
             raise
+        # aiohttp raises it out of the handler's read: the head was good, and the handler has begun.
         except web.RequestPayloadError:
             return error_response(Refused(400, "invalid", BROKEN_BODY, "body"))
         except Exception as error:
@@ -90,6 +91,7 @@ def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
     code = (error.reason or "error").lower().replace(" ", "_")
     message = f"{request.method} {request.path}: {error.reason}"
     answer = error_response(Refused(error.status, code, message))
+    # A 405 must name the methods that there are (RFC 9110, 15.5.6).
     if allowed := error.headers.get("Allow"):
         answer.headers["Allow"] = allowed
     return answer

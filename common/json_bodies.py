@@ -22,6 +22,7 @@ def decode_body(raw: bytes, kind: type[_T], whole: str | None = None) -> _T:
     try:
         return decoder_of(kind).decode(raw or b"{}")
     except msgspec.ValidationError as error:
+        # msgspec tells the place only at the end of its message; the error has no attribute for it.
         message, _, path = str(error).partition(" - at `$.")
         missing = _MISSING.search(message)
         names = (path.rstrip("`"), missing[1] if missing else "")

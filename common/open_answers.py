@@ -145,6 +145,8 @@ class OpenAnswer(asyncio.Protocol):
             self._head += len(data)
         try:
             self._parser.feed_data(data)
+        # httptools raises it at the end of a head that upgrades; its argument is where the rest
+        # begins.
         except httptools.HttpParserUpgrade as upgrade:
             self._upgraded(data[upgrade.args[0] :])
             return

@@ -78,6 +78,7 @@ def check(text: str) -> str:
     certificate = _load(text)
     try:
         key = certificate.public_key()
+    # cryptography reads the key at this call only, and has no common error for those it refuses.
     except (UnsupportedAlgorithm, ValueError) as error:
         raise BadCertificate("its key is none that is known here") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):

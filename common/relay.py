@@ -44,6 +44,7 @@ class RelayEnd(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
+        # What is not read here fills the socket's buffer, and so slows the sender down (tcp(7)).
         if self.other is not None and self.other.transport is not None:
             self.other.transport.pause_reading()
 

@@ -137,6 +137,7 @@ class Backoff:
     async def wait(self, kick: Flag | None = None) -> None:
         """Wait; return earlier when `kick` is set, and clear it. Then the waits begin again at
         `first`."""
+        # Spread, so that all that a restart has cut off do not come back at the same moment.
         delay = self._next * (1.0 + 0.2 * self._jitter())
         self._next = min(self._most, self._next * 2)
         if kick is None:
@@ -221,5 +222,6 @@ async def in_stretches(items: Iterable[T]) -> AsyncIterator[T]:
     """Yield the items and let other tasks run in between. `items` must not change meanwhile."""
     for number, item in enumerate(items):
         if number and number % MAX_AT_A_STRETCH == 0:
+            # A loop that counts thousands of items would hold up heartbeats and probes.
             await asyncio.sleep(0)
         yield item

@@ -238,6 +238,7 @@ class Assembly:
                 group.create_task(self.gateways.run(), name="gateways")
                 if self.machines is not None:
                     group.create_task(self.machines.run(), name="machines")
+        # The first one tells why the controller ends; the others are of tasks that it cancelled.
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:

@@ -53,6 +53,7 @@ def make(data: Path, target: Path) -> None:
             _copy_database(data / DATABASE_NAME, copy)
             archive = Path(folder) / "archive"
             write_private(archive, _archive(data, copy))
+            # The last step: a backup that was cut short has no name that a restore would take.
             archive.rename(target)
     except OSError as error:
         raise BackupFailed(f"cannot write {target}: {error.strerror}") from error
@@ -106,6 +107,8 @@ def mark_restored(database: Database, now: float) -> int:
             lease.take(connection, holder_is_dead=database.holder_is_dead)
             schema.upgrade(connection)
             epoch = schema.begin_epoch(connection, now)
+            # The backup holds the lease of the controller that was running: nobody would lead
+            # before it ran out.
             lease.give_back(connection)
         return epoch
     except sa.exc.DBAPIError as error:
@@ -169,6 +172,7 @@ def _contents(archive: Path) -> dict[str, bytes]:
                 if member.name in (DATABASE_NAME, *_BESIDE, _SUMS) and member.isfile():
                     content = packed.extractfile(member)
                     files[member.name] = content.read() if content is not None else b""
+    # tarfile, gzip and zlib each have errors of their own for a file that ends early.
     except _CUT_OFF_OR_DAMAGED:
         raise BackupFailed(f"{archive} is not a controller's backup, or not all of one") from None
     return files
@@ -179,6 +183,8 @@ def _check(archive: Path, database: Path) -> None:
     work."""
     try:
         with closing(sqlite3.connect(database)) as connection:
+            # integrity_check also compares tables with their indexes, in O(N log N) time (SQLite,
+            # PRAGMA quick_check).
             found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             connection.execute("SELECT version_num FROM alembic_version")
     except sqlite3.Error as error:

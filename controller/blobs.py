@@ -232,6 +232,7 @@ class BlobStore:
                     await asyncio.to_thread(_sync, file.fileno(), file.flush)
                 if found.hexdigest() != digest:
                     raise BucketError(f"the bucket has other bytes than those of {digest}")
+                # Renamed once it is whole and checked: who finds the name finds all of it.
                 await asyncio.to_thread(os.replace, arriving, path)
             finally:
                 await asyncio.to_thread(arriving.unlink, missing_ok=True)
@@ -325,6 +326,7 @@ class BlobStore:
 
     def _touch_for(self, digest: str, user: str) -> int | None:
         try:
+            # The time of a mark says until when it is kept: who needs it has just asked.
             os.utime(self._marks(user) / digest)
         except FileNotFoundError:
             return None
@@ -432,6 +434,7 @@ def _create(path: Path) -> BinaryIO:
 
 
 def _sync(fd: int, flush: Callable[[], None]) -> None:
+    # Python's buffer first: fsync(2) knows only what the kernel has.
     flush()
     os.fsync(fd)
 

@@ -90,6 +90,7 @@ class Wait:
     async def until_successor_is_known(self, relay: Relay) -> None:
         """Let `relay` carry what still comes after this controller gave its lease back: clients
         that know only its address, or have just chosen it, notice nothing."""
+        # Clients that come now may be refused: that must not hold up the end of this process.
         with contextlib.suppress(TimeoutError, StoreUnavailable):
             async with asyncio.timeout(LINGER_SECONDS):
                 while True:

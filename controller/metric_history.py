@@ -153,6 +153,7 @@ class MetricHistory:
         """Remove the files that were last written before then; return how many."""
         removed = 0
         for path in self._folder.glob("*/*"):
+            # A temporary file gets its name between the listing and this look.
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < written_before:
                     path.unlink()

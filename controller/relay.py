@@ -167,6 +167,7 @@ class Relay:
                     await self._give_away(connection)
                     return
                 if leader is not None:
+                    # The database names a leader until its lease runs out, also one that is dead.
                     with contextlib.suppress(OSError, TimeoutError):
                         upstream = await while_it_leads(_connected(leader), self._over)
                         break
@@ -247,6 +248,7 @@ async def _carry(
         async with asyncio.TaskGroup() as group:
             group.create_task(_pump(reader, up_writer))
             group.create_task(_pump(up_reader, writer))
+    # Either side may reset the connection: then the other one is closed, too.
     except* OSError:
         pass
     finally:
@@ -271,6 +273,7 @@ def address_of(url: str) -> tuple[str, int]:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
+    # urlsplit raises it for a port that is no number, and for half of an IPv6 address.
     except ValueError:
         host, port = None, None
     if host is None or parts.scheme not in ("http", "https") or parts.path.strip("/"):

@@ -88,6 +88,7 @@ class Retention:
             # Another controller works now: this one must stop, not try again.
             except LeaseLost:
                 raise
+            # What is due now is still due at the next sweep.
             except (StoreError, OSError) as error:
                 log.warning("expired runs and logs could not be removed: %s", error)
             await asyncio.sleep(self._keep.sweep_every)

@@ -45,6 +45,8 @@ class ServerCertificate:
     async def watch(self) -> None:
         """Look for renewed files until cancelled."""
         while True:
+            # certbot and its like replace files by links: inotify would have to watch each folder
+            # on the way.
             await asyncio.sleep(LOOK_SECONDS)
             self.renew()
 
@@ -142,8 +144,10 @@ def _load(context: ssl.SSLContext, files: CertificateFiles) -> None:
             "KEY_VALUES_MISMATCH": "it is not the certificate of the key",
             "BAD_PASSWORD_READ": "its key has a passphrase, which no user can type at a start",
         }
+        # OpenSSL tells its reasons as words; Python has no other error for each of them.
         why = reasons.get(error.reason or "", "this is not PEM, or it is cut off")
         raise CertificateUnusable(f"{files.certificate} with {files.key}: {why}") from None
+    # After ssl.SSLError, which is a kind of it.
     except OSError as error:
         raise CertificateUnusable(
             f"{files.certificate} with {files.key}: {error.strerror}"

@@ -78,6 +78,7 @@ class KeyFile:
         """Return the data; None when no key opens it."""
         try:
             return self._fernet.decrypt(sealed)
+        # Sealed with a key that is no longer in the file, or changed since.
         except InvalidToken:
             return None
 

@@ -100,10 +100,13 @@ class _ForkServer:
         return Forked(pid)
 
     def _reap(self, pidfd: int) -> None:
+        # Before the close: its number may be another file's next, which poll would then watch.
         self._poll.unregister(pidfd)
         os.close(pidfd)
+        # It does not block: a pidfd is readable once its process has ended (pidfd_open(2)).
         pid, status = os.waitpid(self._reapers.pop(pidfd), 0)
         code = os.waitstatus_to_exitcode(status)
+        # As a shell does: 128 and the number of the signal (bash(1), EXIT STATUS).
         self._tell(Ended(pid, 128 - code if code < 0 else code))
 
     def _tell(self, message: ServerMessage) -> None:

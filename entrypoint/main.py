@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from entrypoint import life
 
+    # What is loaded by now lives as long as this process: no later collection looks at it.
     gc.freeze()
     gc.enable()
     life.run(PROGRAM, options, listener)

@@ -111,5 +111,6 @@ def _distribution() -> Distribution | None:
 
     try:
         return distribution(DISTRIBUTION)
+    # A user's environment has the client alone.
     except PackageNotFoundError:
         return None

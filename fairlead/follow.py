@@ -178,7 +178,7 @@ def follow_events(
             raise ConnectionLost(f"the controller at {client.url} ended the stream")
 
 
-def patiently(outages: Outages, ask: Callable[[], T]) -> T:
+def until_answered(outages: Outages, ask: Callable[[], T]) -> T:
     """Return the answer of a question that can be repeated. Raises ApiError, ConnectionLost."""
     patience = Patience(outages)
     while True:

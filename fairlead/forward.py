@@ -99,6 +99,7 @@ def _is_on_this_machine(client: ControllerClient, run: str) -> bool:
         jobs = asking.run(run).jobs
         names = {job.attempts[0].node for job in jobs if job.attempts} - {None}
         nodes = [decode(asking.get(node_path(str(name))), NodeView) for name in names]
+    # Users may lack the right to see nodes: then nothing is known of where the job runs.
     except FairleadError:
         return False
     finally:
@@ -111,6 +112,7 @@ async def _listen(
 ) -> asyncio.Server:
     try:
         return await asyncio.start_server(carrier.accept, bind, wanted.local)
+    # EADDRINUSE, or EACCES for a port below 1024.
     except OSError as error:
         why = why_lost(error)
     if not wanted.or_another:
@@ -343,6 +345,7 @@ class _Carrier:
                 max_size=None,
                 **_without_proxy(),
             )
+        # websockets keeps the body of a refused upgrade: the controller's reason is in it.
         except InvalidStatus as refused:
             response = refused.response
             body = bytes(response.body or b"")
@@ -412,5 +415,6 @@ async def _receive(writer: asyncio.StreamWriter, stream: ClientConnection) -> bo
             elif data == EOF:
                 writer.write_eof()
                 whole = True
+    # 1000 alone is an end that the other side meant (RFC 6455, 7.4.1).
     except ConnectionClosed as closed:
         return whole and closed.rcvd is not None and closed.rcvd.code == 1000

@@ -493,6 +493,7 @@ def _ending_after(
     timer.start()
     try:
         yield limited
+    # A blocking read cannot be given a limit from outside: closing its client ends it.
     except ClientClosed:
         raise TimeoutError(f"{run.name} is {run.status} after {timeout:g} s; it goes on") from None
     finally:

@@ -114,6 +114,8 @@ def save(saved: SavedControllers) -> None:
         # A command with the same pid may have been killed here. O_EXCL: the file is new, and nobody
         # else has it open.
         fresh.unlink(missing_ok=True)
+        # O_EXCL and 0600 from the start: a token must never be readable for others, not even for a
+        # moment.
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content + b"\n")
         fresh.replace(target)

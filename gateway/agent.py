@@ -399,6 +399,7 @@ def _refusal(status: int, message: str) -> web.Response:
 def _version() -> str:
     try:
         return version("fairlead")
+    # A checkout that was not installed.
     except PackageNotFoundError:
         return "0"
 

@@ -107,5 +107,6 @@ def _refusal(answer: str) -> CaddyRefused:
     """Say what Caddy answered."""
     with contextlib.suppress(msgspec.DecodeError):
         answer = decoder_of(dict[str, str]).decode(answer).get("error", answer)
+    # Caddy names no field: its message says which part of the configuration it could not load.
     field = "certificate" if "tls" in answer else "host"
     return CaddyRefused(f"Caddy refuses its configuration: {answer[:500]}", field)

@@ -103,6 +103,7 @@ def _check_key(path: str, content: bytes, leaf: x509.Certificate) -> None:
     field = "certificate.key"
     try:
         key = load_pem_private_key(content, password=None)
+    # cryptography raises it for a key with a passphrase when none is given.
     except TypeError:
         raise BadFile(field, f"{path} is encrypted; store the key without a password") from None
     except ValueError:
@@ -119,6 +120,7 @@ def _same(one: PublicKeyTypes, other: object) -> bool:
 def _names(leaf: x509.Certificate) -> list[str]:
     try:
         found = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    # Old certificates name their host in the subject alone (RFC 2818, 3.1).
     except x509.ExtensionNotFound:
         return []
     return found.value.get_values_for_type(x509.DNSName)
@@ -184,6 +186,7 @@ class HostCertificates:
         why, names = _NONE_YET, _names_of(source, hosts | others)
         try:
             await self._show(pairs, names)
+        # All of it is given again then: an HAProxy that was started again knows none.
         except (HaproxyAway, HaproxyRefused, OSError) as error:
             self._given, pairs = None, {}
             why = f"HAProxy does not show it: {error}"

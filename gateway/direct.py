@@ -79,6 +79,8 @@ class DirectWays:
     async def find(self, replica: Replica, node: GatewayNode) -> DirectPlace | None:
         """Return where a direct server leads to the replica; None: there is no direct way."""
         try:
+            # A firewall that drops packets answers nothing: TCP would try for two minutes (tcp(7),
+            # tcp_syn_retries).
             async with asyncio.timeout(TRY_SECONDS):
                 place = await self._find(replica, node)
         except (

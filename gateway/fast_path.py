@@ -40,6 +40,7 @@ from gateway.fast_plan import (
 )
 from gateway.fast_sockets import Sockets
 from gateway.haproxy import DirectPlace, Haproxy, Limits
+from gateway.preparations import Preparations
 from gateway.ssh_forwards import ForwardFailed, SshForwards
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class FastPath:
         self._outliers = outliers
         self._plan = FastPlan()
         self._sockets = Sockets(forwards(self._lost), socket_path)
-        self._replicas = _Preparing()
+        self._replicas = Preparations()
         self._direct = direct
         self._direct_at: dict[str, float] = {}
         """When each replica may be tried directly again."""
@@ -163,6 +164,8 @@ class FastPath:
             await self._guarded(self._withdraw())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
+                    # HAProxy deletes a server only once it has no connections left (management
+                    # guide, `del server`).
                     while self._plan.servers:
                         await self._guarded(self._match())
                         await asyncio.sleep(SOON_LOOK_SECONDS)
@@ -407,6 +410,7 @@ class FastPath:
 
     async def _promote(self, server: Server) -> None:
         """Reach a replica directly that is reached by SSH."""
+        # Its node has left the list: then the replica leaves too.
         with contextlib.suppress(LinkError):
             await self._add_direct(server.run_id, server.replica, self._links.node(server.replica))
 
@@ -500,45 +504,3 @@ class FastPath:
             server.replica.id, service.replicas, service.eject_for, failed=status >= 500
         ):
             self._changed.set()
-
-
-class _Preparing:
-    """The tasks that make replicas servers, or wait until they answer again; and what was last
-    logged of each replica."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[Replica, asyncio.Task[None]] = {}
-        self._logged: dict[str, str] = {}
-
-    def has(self, replica: Replica) -> bool:
-        return replica in self._tasks
-
-    def all(self) -> list[Replica]:
-        return list(self._tasks)
-
-    def start(self, replica: Replica, doing: Coroutine[None, None, None]) -> None:
-        def ended(task: asyncio.Task[None]) -> None:
-            # A replica that is suspected gets a second task while the first one still ends.
-            if self._tasks.get(replica) is task:
-                del self._tasks[replica]
-
-        self._tasks[replica] = asyncio.create_task(doing, name=f"fast path to {replica.id}")
-        self._tasks[replica].add_done_callback(ended)
-
-    def worked(self, replica: Replica) -> None:
-        self._logged.pop(replica.id, None)
-
-    def failed(self, replica: Replica, error: Exception) -> None:
-        """Log why there is no server; the same reason only once."""
-        if self._logged.get(replica.id) != str(error):
-            self._logged[replica.id] = str(error)
-            log.warning("no fast path to replica %s: %s", replica.id, error or "no answer")
-
-    def forget_others(self, ids: set[str]) -> None:
-        self._logged = {id: why for id, why in self._logged.items() if id in ids}
-
-    async def close(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

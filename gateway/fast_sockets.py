@@ -41,6 +41,7 @@ class Sockets:
                 await asyncio.to_thread(_lead, path, target)
             else:
                 await self._forwards.open(node, target, path)
+        # Also when it is cancelled: the key would stay busy for ever.
         except BaseException:
             self.busy.discard(key)
             raise

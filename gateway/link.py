@@ -95,6 +95,7 @@ class ControllerLink:
                 await self._send(Question(id=number, run_id=run_id, digest=digest, is_key=is_key))
                 answered: Answer = await answer
             return answered
+        # A link that was cut without a word: SSH's keepalives find it later than this.
         except TimeoutError:
             raise ControllerAway from None
         finally:

@@ -278,6 +278,7 @@ def _free_socket(system: System) -> None:
 def _reload_sshd(system: System) -> None:
     """Only with settings that sshd understands; else they are taken away again."""
     try:
+        # sshd reads its files at a reload, and ends if it does not understand them (sshd(8), -t).
         must(system, "sshd", "-t")
     except InstallError:
         at(system, _SNIPPET).unlink(missing_ok=True)

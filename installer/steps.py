@@ -50,6 +50,7 @@ class File:
     def difference(self, system: System, earlier: Set[str]) -> str | None:
         path = at(system, self.name)
         try:
+            # A link may lead to another program's file: a file of our own takes its place.
             if path.is_symlink() or path.read_bytes() != self.content.encode():
                 return "written"
         except FileNotFoundError:
@@ -272,6 +273,8 @@ def copy_tree(source: Path, target: Path, *, linked: bool) -> None:
         found = Path(old).stat()
         twin = names.setdefault((found.st_dev, found.st_ino), new)
         if twin != new:
+            # Names of one file stay names of one file: copied apart, a bundle would take twice the
+            # disk.
             os.link(twin, new)
             return
         if linked:

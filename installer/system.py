@@ -78,6 +78,7 @@ class RealSystem:
                 timeout=_PATIENCE,
                 check=False,
             )
+        # systemctl waits for as long as a unit takes to stop, which may be for ever.
         except subprocess.TimeoutExpired:
             return Done(124, f"did not end within {_PATIENCE:.0f} s")
         return Done(done.returncode, done.stdout)

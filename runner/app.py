@@ -158,6 +158,7 @@ class _Api:
         reader = LogReader(log, self._offset(request))
         self._runner.follower_came()
         try:
+            # A long poll: each empty answer would cost a round trip to the controller.
             if wait and reader.offset == log.end and not log.finished:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait):

@@ -56,6 +56,7 @@ def _memberships(path: Path) -> dict[str, str]:
     (see `processes.leaf`) this process is only for a moment."""
     try:
         lines = path.read_text().splitlines()
+    # A kernel without cgroups, or a sandbox, has no such file.
     except OSError:
         return {}
     found: dict[str, str] = {}

@@ -421,6 +421,7 @@ async def _messages(socket: UpgradedAnswer) -> AsyncGenerator[bytes, None]:
         goodbye = error.code.to_bytes(2, "big")
         raise
     finally:
+        # Each side answers a close with one (RFC 6455, 5.5.1).
         socket.send(frame(Opcode.CLOSE, goodbye))
 
 

@@ -40,6 +40,7 @@ def measure_own_use() -> Use:
             return int(process.memory_full_info().pss)
         except psutil.ZombieProcess:
             return 0
+        # /proc/PID/smaps_rollup of another user's process is closed (ptrace(2)); statm is not.
         except psutil.AccessDenied:
             return int(process.memory_info().rss)
 
@@ -49,6 +50,7 @@ def measure_own_use() -> Use:
         try:
             times = process.cpu_times()
             memory += memory_of(process)
+        # It ended since the list was made.
         except psutil.Error:
             continue
         seconds += times.user + times.system + times.children_user + times.children_system

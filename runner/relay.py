@@ -120,6 +120,7 @@ class _Near(RelayEnd):
         except Refused as refused:
             self._refuse(refused)
             return
+        # What the caller has sent already is here: its socket alone would lose it.
         is_offered = b"\r\n" + SOCKET_OFFERED + b"\r\n" in head and not self._head
         self._dialing = asyncio.create_task(self._dial(port, is_offered))
 
@@ -133,6 +134,7 @@ class _Near(RelayEnd):
             try:
                 if await self._is_taken_out(far):
                     return
+            # The shim may have let its socket go or not: nobody can go on with it.
             except (OSError, ValueError, TimeoutError):
                 far.abort()
                 self.abort()

@@ -525,6 +525,8 @@ class Runner:
 
     async def _keep(self, record: ExitRecord) -> None:
         try:
+            # Full segments are synced in threads: a power cut must not leave the record without one
+            # of them.
             if self._syncs:
                 await asyncio.wait(self._syncs)
             await asyncio.to_thread(self._write_record, msgspec.json.encode(record))

@@ -106,6 +106,7 @@ def _ask(
         connection.request(method, path, headers=dict(headers))
         answer = connection.getresponse()
         return answer.status, answer.read(_MAX_ANSWER).decode(errors="replace").strip()
+    # Elsewhere a proxy, or another machine, may answer at this link-local address (RFC 3927).
     except http.client.HTTPException as error:
         raise ValueError(f"the metadata service does not speak HTTP: {error!r}") from None
     finally:
@@ -116,6 +117,7 @@ def metadata_here(dmi: Path = _DMI) -> Metadata | None:
     """Return the metadata service of the cloud whose machine this is; None: it is of none."""
     try:
         vendor = (dmi / "sys_vendor").read_text().strip()
+    # Containers, and machines without a firmware, have no DMI.
     except OSError:
         return None
     if vendor == "Amazon EC2":
@@ -145,6 +147,8 @@ class RecallWatch:
         """Ask once."""
         try:
             self.found = await asyncio.to_thread(self._metadata.recall)
+        # One failure says nothing: a cloud announces an end at least 30 s ahead, and the next look
+        # is 5 s away.
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.debug("the cloud's metadata service: %s", error)
             return

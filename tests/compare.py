@@ -164,9 +164,7 @@ class Installation:
 
     def has_listening_task(self) -> bool:
         """Whether its one task runs, and its runner has opened its socket."""
-        return [(task["status"], task["runner_listens"]) for task in self._tasks()] == [
-            ("running", True)
-        ]
+        return [(task["status"], _listens(task)) for task in self._tasks()] == [("running", True)]
 
     def _tasks(self) -> list[dict[str, Any]]:
         tasks: list[dict[str, Any]] = self.shim_document("/v1/tasks")
@@ -188,6 +186,12 @@ class Installation:
                 for row in database.execute(f"SELECT {wanted} FROM {table} ORDER BY rowid"):
                     for name, value in zip(columns, row, strict=True):
                         yield f"{table}.{name}", pretty(json.loads(value))
+
+
+def _listens(task: Mapping[str, Any]) -> bool:
+    # Shims until 2026-11-28 do not say it: there is the socket, once the runner has it.
+    listens: bool | None = task.get("runner_listens")
+    return Path(task["runner_socket"]).exists() if listens is None else listens
 
 
 def pretty(value: Any) -> str:

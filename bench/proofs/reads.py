@@ -14,21 +14,17 @@ import argparse
 import asyncio
 import itertools
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from pathlib import Path
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 
 from bench.followed_controllers import logged_in
 from bench.proofs._table import conclude
-from bench.proofs.takeover import NET, RUN, Crew, Machine, Machines
-from tests.support.postgresql_server import PostgresqlServer
+from bench.proofs.takeover import RUN, Crew, Machine, site_of
 
 _LISTS = ("/v1/runs", "/v1/nodes", "/v1/runs/reads-0/explain", "/v1/me")
 _PAGES = ("/dashboard/runs", "/dashboard/runs/reads-0", "/dashboard/queue", "/dashboard/nodes")
@@ -163,18 +159,8 @@ def main() -> None:
     for how, count in (("pauses", 3), ("kills", 3), ("cuts", 3)):
         parser.add_argument(f"--{how}", type=int, default=count, help="default: %(default)s")
     given = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="fl-prove-", dir="/tmp"))
-    folder.chmod(0o755)
-    with ExitStack() as closing:
-        closing.callback(shutil.rmtree, folder, ignore_errors=True)
-        machines = Machines(f"fl{os.getpid()}r")
-        closing.callback(machines.close)
-        server = PostgresqlServer(folder / "pg", f"{NET}.1")
-        server.start()
-        closing.callback(server.stop)
-        crew = Crew(folder, server.new_database(), machines, "--allow-plain-http")
-        closing.callback(crew.close)
+    with site_of("r", "--allow-plain-http") as site:
         counts = {NOTHING: 1, "paused": given.pauses, "killed": given.kills, "cut": given.cuts}
-        rows, broken = asyncio.run(_all(crew, counts))
+        rows, broken = asyncio.run(_all(site.crew, counts))
     rows.append(("load of the machine at the end", f"{os.getloadavg()[0]:.1f}"))
     conclude("the leader ends: how long reads at followers stand still", rows, broken)

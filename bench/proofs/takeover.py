@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -44,7 +44,7 @@ from tests.support.waiting import wait_until
 
 _CPUS = 64
 RUN = {"type": "task", "commands": ["true"], "resources": {"cpu": _CPUS}}
-"""A run that never starts beside the one that goes on, so that the machine measures no starts."""
+"""A run that never starts next to the one that goes on, so that the machine measures no starts."""
 _GOES_ON = {"type": "task", "commands": ["sleep 1d"], "resources": {"cpu": 0.1, "memory": "64MiB"}}
 _JOB_EVERY = 0.3
 """Seconds between two jobs: each start of one costs a quarter of a second of a core."""
@@ -52,7 +52,7 @@ _SMALL = {"cpu": 0.1, "memory": "64MiB"}
 _LONGEST_PAUSE = 60.0
 _LOCAL = ("logs", "outputs", "blobs", "metrics", "controller.lock", "installation")
 NET = f"10.93.{os.getpid() % 256}"
-"""Another proof may run beside this one."""
+"""Another proof may run at the same time."""
 _CLIENTS = 3
 _PAUSE = 0.02
 _AIMS = {
@@ -186,6 +186,34 @@ class Crew:
         machine.controller.kill9()
         self._machines.connect(machine.name, up=True)
         machine.controller.start()
+
+
+class Site(NamedTuple):
+    """Three machines with the database that they share."""
+
+    folder: Path
+    server: PostgresqlServer
+    database: str
+    crew: Crew
+
+
+@contextmanager
+def site_of(letter: str, *options: str) -> Iterator[Site]:
+    """Lay out a site, for this block. `letter`: of this proof, for the names of its namespaces."""
+    folder = Path(tempfile.mkdtemp(prefix="fl-prove-", dir="/tmp"))
+    # PostgreSQL runs as a user of its own, who has to reach its data.
+    folder.chmod(0o755)
+    with ExitStack() as closing:
+        closing.callback(shutil.rmtree, folder, ignore_errors=True)
+        machines = Machines(f"fl{os.getpid()}{letter}")
+        closing.callback(machines.close)
+        server = PostgresqlServer(folder / "pg", f"{NET}.1")
+        server.start()
+        closing.callback(server.stop)
+        database = server.new_database()
+        crew = Crew(folder, database, machines, *options)
+        closing.callback(crew.close)
+        yield Site(folder, server, database, crew)
 
 
 class Clients:
@@ -353,25 +381,16 @@ def main() -> None:
     for how, count in (("kills", 20), ("cuts", 5), ("stops", 5), ("pauses", 8)):
         parser.add_argument(f"--{how}", type=int, default=count, help="default: %(default)s")
     given = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="fl-prove-", dir="/tmp"))
-    folder.chmod(0o755)
     with ExitStack() as closing:
-        closing.callback(shutil.rmtree, folder, ignore_errors=True)
-        machines = Machines(f"fl{os.getpid()}x")
-        closing.callback(machines.close)
-        server = PostgresqlServer(folder / "pg", f"{NET}.1")
-        server.start()
-        closing.callback(server.stop)
-        node = ShimProcess(folder / "n", "process", "--cpus", str(_CPUS), "--memory", "64GiB")
+        site = closing.enter_context(site_of("x"))
+        node = ShimProcess(site.folder / "n", "process", "--cpus", str(_CPUS), "--memory", "64GiB")
         node.start()
         closing.callback(node.close)
-        fenced = closing.enter_context(fences_read(folder / "tap.sock", node.socket))
-        database = server.new_database()
-        crew = Crew(folder, database, machines)
-        closing.callback(crew.close)
-        notes = Notes(server, database.rpartition("/")[2])
-        run_cli("node", "add", "here", "--local", folder / "tap.sock", env=crew.env).succeeded()
-        rows, broken = _measured(Lab(folder, crew), given, notes, fenced)
+        tap = site.folder / "tap.sock"
+        fenced = closing.enter_context(fences_read(tap, node.socket))
+        notes = Notes(site.server, site.database.rpartition("/")[2])
+        run_cli("node", "add", "here", "--local", tap, env=site.crew.env).succeeded()
+        rows, broken = _measured(Lab(site.folder, site.crew), given, notes, fenced)
     rows.append(("load of the machine at the end", f"{os.getloadavg()[0]:.1f}"))
     conclude("the leader ends: how long clients wait", rows, broken)
 

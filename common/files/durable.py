@@ -61,6 +61,8 @@ def sync_folder(folder: Path) -> None:
 def sync_and_close(fd: int) -> None:
     """Sync the file and close it, also if the sync fails. Raises OSError."""
     try:
+        # No second try: after a failed one Linux takes the pages for written, and says that all is
+        # well (https://wiki.postgresql.org/wiki/Fsync_Errors).
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -31,5 +31,6 @@ def starts_in(folder: Path) -> list[int]:
     none."""
     try:
         return starts(entry.name for entry in folder.iterdir())
+    # The folder lies below that of a job, which may have put a file in its place.
     except (FileNotFoundError, NotADirectoryError):
         return []

@@ -89,6 +89,8 @@ class NodeLinks:
         """Return whether the node's shim makes raw sockets. Raises LinkError."""
         try:
             _, writer = await self._stream(self.node(replica), raw_socket(replica.socket))
+        # The shim is of an earlier version: sshd cannot open the channel to a socket that is not
+        # there.
         except OSError:
             return False
         writer.close()
@@ -99,6 +101,7 @@ class NodeLinks:
         LinkError."""
         try:
             reader, writer = await self._stream(self.node(replica), direct_socket(replica.socket))
+        # As above: an earlier shim has no such socket.
         except OSError:
             return None
         with contextlib.closing(writer):
@@ -159,6 +162,7 @@ def direct_socket(socket: str) -> str:
 
 async def _close(connecting: asyncio.Task[asyncssh.SSHClientConnection]) -> None:
     """Close a connection that is there or being made."""
+    # It may be made already: then this does nothing, and what it has made is closed below.
     connecting.cancel()
     (made,) = await asyncio.gather(connecting, return_exceptions=True)
     if isinstance(made, asyncssh.SSHClientConnection):

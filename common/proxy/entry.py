@@ -136,6 +136,8 @@ class Proxy:
         except ServiceError as error:
             if self._elsewhere is None or not isinstance(error, _FOR_ANOTHER):
                 return _refusal(error, is_model)
+        # Nobody reads this answer: aiohttp wants one all the same, and the access log shows its
+        # status.
         except ConnectionError:
             return web.Response(status=CLIENT_GONE)
         except web.RequestPayloadError:

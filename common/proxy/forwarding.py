@@ -299,6 +299,8 @@ class Forwarder:
             outcome.failed = True
             if not response.prepared:
                 raise ReplicaFailed(_sentence(call, str(error))) from error
+            # The head is sent: only a broken connection can tell that the body is not whole (RFC
+            # 9112, 8).
             _cut(call.request, response)
         return response
 

@@ -182,6 +182,7 @@ def client_of(
 def _is_loopback(peer: str) -> bool:
     try:
         return ip_address(peer).is_loopback
+    # aiohttp has no address for a peer at a unix socket.
     except ValueError:
         return False
 

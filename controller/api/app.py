@@ -203,6 +203,8 @@ def _only_while(lead: Lead) -> Middleware:
             return leads_no_more()
         try:
             return await changing.answer(request, handler(request))
+        # The database may do the change after this answer, so it can neither be confirmed nor
+        # denied.
         except LeaseEnds:
             return not_known_to_be_done()
 

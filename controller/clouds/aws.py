@@ -125,19 +125,19 @@ class AwsCloud:
         return known.at(self._config.rate)
 
     async def refresh(self) -> None:
-        told, refused = await each_region(self._config.regions, self._told)
-        prices, unpriced = await self._prices_told(told)
+        by_region, refused = await each_region(self._config.regions, self._types_in)
+        prices, unpriced = await self._prices_of(by_region)
         before = self.catalog.reading
         for region in [one for one in unpriced if before is not None and before.has_prices_of(one)]:
             # Prices that were once read are nearer to the truth than the release's.
             refused[region] = unpriced.pop(region)
-            del told[region]
-        regions = tuple(told)
+            del by_region[region]
+        regions = tuple(by_region)
         notes = [f"{one}: {why}; it has those of the release" for one, why in unpriced.items()]
         release = self.catalog.begun(regions)
         found = aws_types.merged(
-            {region: types for region, (types, _) in told.items()},
-            {region: zones for region, (_, zones) in told.items()},
+            {region: types for region, (types, _) in by_region.items()},
+            {region: zones for region, (_, zones) in by_region.items()},
             prices,
             {one.name: one for one in release},
             self._config.prices.keys(),
@@ -152,7 +152,9 @@ class AwsCloud:
         )
         await keep_reading(self.catalog, with_older(reading, before, refused))
 
-    async def _told(self, region: str) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
+    async def _types_in(
+        self, region: str
+    ) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
         """Return the types of the region, and the zones of each by its name."""
         filters = list(aws_types.TYPE_FILTERS)
         pages = await self._calls.pages(region, "describe_instance_types", Filters=filters)
@@ -166,7 +168,7 @@ class AwsCloud:
                 zones[name] = (*zones.get(name, ()), one["Location"])
         return [one for page in pages for one in page.get("InstanceTypes", ())], zones
 
-    async def _prices_told(
+    async def _prices_of(
         self, regions: Iterable[str]
     ) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
         """Return the prices by region and type, and why some regions told none."""
@@ -212,8 +214,8 @@ class AwsCloud:
                 gpus=one.gpus,
             )
             yield on_demand
-            told = spot.get((one.name, zone), price)
-            cheaper = min(price, told * (1.0 + self._config.spot_margin))
+            asked = spot.get((one.name, zone), price)
+            cheaper = min(price, asked * (1.0 + self._config.spot_margin))
             yield msgspec.structs.replace(on_demand, spot=True, price=cheaper)
 
     # -- machines ---------------------------------------------------------------------------
@@ -230,6 +232,8 @@ class AwsCloud:
         request = self._request(order, where, await self._image(offer.region, where.image))
         try:
             answer = await self._calls.ec2(offer.region, "run_instances", **request)
+        # EC2 has the token with other parameters (IdempotentParameterMismatch): an order of before
+        # has made a machine.
         except TokenMismatch as error:
             return await self._made_before(order, error)
         instances = answer.get("Instances", ())
@@ -338,6 +342,7 @@ class AwsCloud:
         region, instance = self._split(instance_id)
         try:
             answer = await self._calls.ec2(region, "terminate_instances", InstanceIds=[instance])
+        # EC2 forgets an ended machine after an hour, and does not know a new one for seconds.
         except InstanceUnknown:
             return self._is_gone(instance_id)
         self._unknown_since.pop(instance_id, None)

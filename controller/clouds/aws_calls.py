@@ -109,6 +109,7 @@ class Calls:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._threads, work)
+        # botocore has two roots: calls that got no answer, and answers that are errors.
         except (BotoCoreError, ClientError) as error:
             raise refusal(error, f"{call} in {region}") from None
 

@@ -89,8 +89,8 @@ def merged(
     release, and `others`. `zones` and `prices` are by region and type."""
     infos: dict[str, Mapping[str, Any]] = {}
     where: defaultdict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
-    for region, told in by_region.items():
-        for one in told:
+    for region, types in by_region.items():
+        for one in types:
             name = one["InstanceType"]
             if not (name in known or name in others or _gpus(one)):
                 continue

@@ -248,6 +248,7 @@ async def answer_of(provider: str, call: Awaitable[T]) -> T:
         return await call
     except CloudError:
         raise
+    # A cloud's library, or a program of the operator, can raise anything.
     except Exception as error:
         log.exception("internal error: provider %s", provider)
         # The text of a library's error may show what it was given: user-data, or a token.

@@ -227,6 +227,7 @@ class ExecCloud:
                 raise _error(decoder_of(_ErrorAnswer).decode(answer), hides)
             if status == 0:
                 return decoder_of(type_).decode(answer)
+        # A program can print anything, also a thousand nested lists.
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             if status == 0:
                 raise CloudAway(f"{self._shown(call)} gave a wrong answer: {error}") from None
@@ -248,6 +249,7 @@ class ExecCloud:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
+                # A group of its own: the kill at the limit takes what the program has started, too.
                 start_new_session=True,
             )
         except OSError as error:

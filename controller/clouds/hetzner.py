@@ -403,6 +403,7 @@ def _name_of(order: Order) -> str:
 def _refusal(what: str, status: int, body: bytes) -> CloudError:
     try:
         content = decoder_of(_ErrorAnswer).decode(body).error
+    # A proxy on the way answers with a page of its own.
     except msgspec.MsgspecError:
         content = _ErrorContent()
     code = content.code

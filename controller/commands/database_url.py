@@ -58,6 +58,7 @@ def _refuse_password(url: str) -> None:
     try:
         parts = urlsplit(url)
         shown = parts.password is not None or "password" in parse_qs(parts.query)
+    # urlsplit refuses half of an IPv6 address; the check of the URL says what is wrong.
     except ValueError:
         shown = False
     if shown:

@@ -132,7 +132,9 @@ def _serve(options: Options, log_level: LogLevel) -> None:
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     for chatty in ("alembic", "asyncssh"):
+        # At INFO they write several lines for each connection of a node.
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # The data folder has keys and secrets; whoever started the controller may have another umask.
     os.umask(0o077)
     prepare_for_many_nodes()
     try:

@@ -178,8 +178,8 @@ class BucketOptions:
     bucket: Annotated[
         str | None,
         Parameter(
-            help="s3://BUCKET/PREFIX of this installation alone, for all that would be lost with"
-            " this machine: logs, uploads, outputs and the history of use."
+            help="s3://BUCKET/PREFIX that only this installation uses. It gets what would be lost"
+            " with this machine: logs, uploads, outputs and the history of use."
         ),
     ] = None
     bucket_endpoint: Annotated[
@@ -195,7 +195,9 @@ class BucketOptions:
 class ShipOptions:
     ship_logs: Annotated[
         str | None,
-        Parameter(help="loki=URL or otlp=URL that gets a copy of each line of logs, for search."),
+        Parameter(
+            help="loki=URL or otlp=URL: a server for search that gets a copy of each line of logs."
+        ),
     ] = None
     ship_traces: Annotated[
         str | None,

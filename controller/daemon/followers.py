@@ -36,10 +36,10 @@ from controller.service import ControllerService, Settings
 from controller.service.jobs.logs import follow_log
 from controller.store.reading import StoreReader
 from controller.store.sql import Database
-from controller.store.turns.news import Beginning
+from controller.store.turns.changed_state import Beginning
 from controller.tls import ServerCertificate
 from controller.ways.carrying import FollowerServices
-from controller.ways.telling import FollowerWays, Parts
+from controller.ways.leader import FollowerWays, Parts
 from controller.web.app import session_key
 from controller.web.assets import installed
 

@@ -51,6 +51,8 @@ async def bound_socket(options: Options) -> socket.socket:
 
     try:
         return await asyncio.to_thread(bound)
+    # A name can resolve to no address of this machine (EADDRNOTAVAIL), and a port may be taken or
+    # below 1024.
     except OSError as error:
         raise _cannot_listen(options, error) from error
 

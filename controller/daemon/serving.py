@@ -200,6 +200,8 @@ async def _unless_stopped(opening: Coroutine[None, None, Opened], stop: asyncio.
         return task.result()
     finally:
         task.cancel()
+        # Not `await` itself: an error of the task is of no interest here, and a cancel would look
+        # like ours.
         await asyncio.wait({task})
 
 

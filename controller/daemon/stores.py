@@ -56,6 +56,7 @@ async def own_bucket(
     own = OwnBucket(options.bucket, installation_id)
     closing.callback(own.close)
     try:
+        # obstore tries again for minutes by default, and a start must say what is wrong.
         async with asyncio.timeout(BUCKET_SECONDS):
             await own.ask(own.verify)
     except BucketOfAnother as error:

@@ -61,6 +61,7 @@ async def _tidy_blobs(assembly: Assembly, stores: Stores) -> None:
     while True:
         try:
             await stores.blobs.sweep(needed, stores.store.renew_lease)
+        # Tidying is repeated: a disk or database that is away for now is no reason to stop.
         except (OSError, StoreUnavailable) as error:
             log.warning("expired uploads could not be removed: %s", error)
         await asyncio.sleep(TIDYING_SECONDS)

@@ -293,8 +293,8 @@ def _buckets(facts: Facts) -> Iterator[Finding]:
     own_buckets = fingerprint_of(facts.setup.logs_bucket, facts.setup.bucket)
     if wrong := [one.url for one in _alive_others(facts) if one.buckets not in (None, own_buckets)]:
         fix = "give all controllers the same --bucket and --logs-bucket, with the same endpoints"
-        told = f"{', '.join(wrong)} has others than this controller, which won't start"
-        yield bad("bucket", told, fix)
+        message = f"{', '.join(wrong)} has others than this controller, which won't start"
+        yield bad("bucket", message, fix)
     elif not facts.buckets:
         yield ok("bucket", "none is named")
     own = facts.installation or facts.database.installation

@@ -160,6 +160,7 @@ def _why_silent(url: str, *, verify: bool = True) -> str | None:
         return f"its certificate is not trusted ({error.verify_message})"
     except OSError as error:
         return why_unreachable(error)
+    # Another program has the port, and does not speak HTTP.
     except HTTPException:
         return "it does not answer like a Fairlead controller"
     finally:
@@ -183,6 +184,7 @@ def _certificate(files: CertificateFiles) -> Certificate | str:
 def _names(certificate: x509.Certificate) -> tuple[str, ...]:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    # Old certificates name their host in the subject alone (RFC 2818, 3.1).
     except x509.ExtensionNotFound:
         return ()
     hosts = names.get_values_for_type(x509.DNSName)

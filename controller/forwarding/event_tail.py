@@ -72,6 +72,7 @@ class EventTail:
         moving = self._moving
         if moving is not None:
             moving.cancel()
+            # Not `await` itself: its error was logged, and its CancelledError would look like ours.
             await asyncio.wait((moving,))
 
     @asynccontextmanager

@@ -164,9 +164,9 @@ class _Feed:
                 began = time.perf_counter()
                 line = watch_line(self._service, state)
                 took = time.perf_counter() - began
-                told = NO_LINE if line == last else msgspec.Raw(line)
+                sent = NO_LINE if line == last else msgspec.Raw(line)
                 last, is_over = line, state.run.status in FINAL_RUN_STATUSES
-                await self._tell(RunLine(run_id, told, number, is_over))
+                await self._tell(RunLine(run_id, sent, number, is_over))
                 if is_over:
                     return
                 if pause := pause_after(took):

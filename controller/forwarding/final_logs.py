@@ -117,6 +117,7 @@ class FinalLogs:
 
     async def start(self) -> None:
         """Remove what an earlier process has left."""
+        # Copies of before a power cut may be half written, and nothing says which.
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
         self._tidying = asyncio.create_task(self._tidy())
 
@@ -186,6 +187,7 @@ class FinalLogs:
         if copy.coming is not None:
             try:
                 async with asyncio.timeout(WAIT_SECONDS):
+                    # Several readers wait for it: one that leaves must not end it for the others.
                     await asyncio.shield(copy.coming)
             except TimeoutError:
                 self._away_until = now() + AWAY_SECONDS

@@ -274,6 +274,7 @@ def _may_be_sent_again(exchange: _Exchange) -> bool:
         return True
     if request.method != "POST" or data is None:
         return False
+    # A body that is not understood is not sent again: it may change something.
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         if request.raw_path == "/v1/runs":
             return bool(msgspec.json.decode(data, type=_Keyed).client_key)

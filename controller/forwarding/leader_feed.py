@@ -199,6 +199,7 @@ class LeaderFeed:
                         given_at = now()
                 except (NobodyLeads, NoLink):
                     break
+                # A leader that refuses at once must not be asked in a loop.
                 await asyncio.sleep(RETRY_SECONDS)
         except _Refused:
             log.info("the leader gives no feed: watches are passed on to it")

@@ -142,6 +142,7 @@ class LeaderLinks:
             if connection.can_be_reused:
                 return Link(term, connection)
             connection.close()
+        # The leader may be gone before the database says so.
         with contextlib.suppress(OSError, TimeoutError):
             return Link(term, await self._opened(term))
         return None
@@ -170,6 +171,8 @@ class LeaderLinks:
                 if not head.startswith(b"HTTP/1.1 101 "):
                     raise _refusal(head)
                 await writer.start_tls(self._context)
+            # Another installation, or anybody, may answer at the address of a leader that has
+            # ended.
             except ssl.SSLCertVerificationError as error:
                 writer.transport.abort()
                 raise NoLink(f"its key is another one ({error.verify_message})") from error
@@ -183,6 +186,7 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
     """Raises OSError."""
     try:
         return await reader.readuntil(b"\r\n\r\n")
+    # asyncio's errors of a stream that ends, or goes on, too early are no OSErrors.
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
         raise ConnectionResetError("it gave no answer") from error
 

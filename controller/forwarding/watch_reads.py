@@ -252,7 +252,7 @@ class WatchReads(LogReads):
                     yield b""
                 for found in to_send(page, reader, run_id):
                     yield found
-                    heartbeat.told()
+                    heartbeat.sent()
                 is_last = len(page) < PAGE
                 position = max(page[-1].seq if page else 0, known if is_last else position)
                 if is_last and ended:
@@ -260,7 +260,7 @@ class WatchReads(LogReads):
             else:
                 for found in to_send(events, reader, run_id):
                     yield found
-                    heartbeat.told()
+                    heartbeat.sent()
                 position = max(events[-1].seq if events else 0, position)
                 if any(event.ends and event.run_id == run_id for event in events):
                     # Others of the same commit may come in the tail's next page.
@@ -271,7 +271,7 @@ class WatchReads(LogReads):
                 raise FeedLost
             if is_last and not await heartbeat.wait(moved):
                 yield _QUIET_EVENTS
-                heartbeat.told()
+                heartbeat.sent()
             events = self._tail.after(position)
 
     async def _page(
@@ -300,10 +300,10 @@ async def _lines(run: WatchedRun, changed: Flag) -> AsyncIterator[bytes]:
         if run.line is not None and run.line != given:
             given = run.line
             yield given + b"\n"
-            heartbeat.told()
+            heartbeat.sent()
             continue  # another one may have come meanwhile
         if run.is_over:
             return
         if not await heartbeat.wait(changed):
             yield _QUIET_RUN
-            heartbeat.told()
+            heartbeat.sent()

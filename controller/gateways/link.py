@@ -92,7 +92,9 @@ class _WebSocket:
 
     async def messages(self) -> AsyncIterator[FromAgent]:
         async for message in self._websocket:
+            # aiohttp yields a fault of the connection as a message of the type ERROR.
             if message.type is not aiohttp.WSMsgType.TEXT:
                 return
+            # An agent of a newer version may send what this controller does not know.
             with contextlib.suppress(msgspec.ValidationError):
                 yield _decode.decode(message.data)

@@ -183,6 +183,7 @@ class GatewaySession:
         except LinkError as lost:
             raise GatewayAway(str(lost)) from None
         finally:
+            # An answer that comes later finds no claim of its number, and is dropped.
             del self._claims[number]
         if error is not None:
             raise HostTaken(error)
@@ -254,6 +255,7 @@ class GatewaySession:
                 self._sent[version] = snapshot
                 try:
                     await connection.send(snapshot)
+                # The reader of this connection ends the session, and says why.
                 except LinkError:
                     return
             with contextlib.suppress(TimeoutError):

@@ -231,6 +231,7 @@ class LogStore:
         try:
             with self.noting(attempt_id):
                 await writer.open()
+        # Also when it is cancelled: nobody else would close it.
         except BaseException:
             await writer.close()
             raise
@@ -273,6 +274,7 @@ class LogStore:
                 await self._filled(attempt_id)
                 folder = self.folder_of(attempt_id)
                 await self.in_bucket_thread(parts.join, self._bucket, folder, attempt_id)
+            # Apart they are read as well: joined, a long log only costs fewer questions.
             except OSError as error:
                 log.warning("the parts of the log of %s stay apart: %s", attempt_id, error)
 
@@ -312,6 +314,7 @@ class LogStore:
         if self._bucket is not None:
             try:
                 await self.in_bucket_thread(self._bucket.sweep, needed, written_before)
+            # What is due stays due: the next sweep asks again.
             except BucketError as error:
                 log.warning("expired logs stay in their bucket for now: %s", error)
         return removed

@@ -248,6 +248,7 @@ def frames(folder: Path, offset: int) -> Iterator[Frame]:
     """Yield the stored frames, from the part at `offset` on."""
     position = locate(folder, offset)
     decoder = Decoder()
+    # A power cut can tear the last frame: what lies before it is whole.
     with suppress(BadFrame):
         while True:
             data, position = read_frames(folder, position)

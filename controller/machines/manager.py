@@ -116,8 +116,8 @@ class MachineManager:
                 if isinstance(cloud, Closes):
                     await cloud.close()
 
-    def _tell(self, provider: str, told: Supply | str) -> None:
-        self._rentals.set_offers(provider, told)
+    def _tell(self, provider: str, supply: Supply | str) -> None:
+        self._rentals.set_offers(provider, supply)
 
     def _look(self) -> None:
         for machine in self._rentals.committed.values():

@@ -45,19 +45,19 @@ class Supplies:
         """Tell what the provider rents, or why it tells nothing, until cancelled."""
         known_at = self._clock.now()
         while True:
-            told: Supply | str
+            supply: Supply | str
             try:
                 before = await account_or_none(self._provider, self._cloud)
-                told = await self.of(await answer_of(self._provider, self._cloud.offers()))
-                if told.account != before:
+                supply = await self.of(await answer_of(self._provider, self._cloud.offers()))
+                if supply.account != before:
                     raise CloudAway("its account changed while it told its offers")
-                is_whole = told.barred is None and not told.unknown
+                is_whole = supply.barred is None and not supply.unknown
                 known_at = self._clock.now()
             except CloudError as error:
-                told, is_whole = str(error), False
+                supply, is_whole = str(error), False
                 if self._clock.now() - known_at >= MAX_OFFERS_AGE_SECONDS:
-                    told = Supply(barred=f"its offers have not been told for an hour: {error}")
-            tell(self._provider, told)
+                    supply = Supply(barred=f"its offers have not been told for an hour: {error}")
+            tell(self._provider, supply)
             await asyncio.sleep(OFFERS_EVERY_SECONDS if is_whole else _OFFERS_SOON_SECONDS)
 
     async def of(self, known: KnownOffers) -> Supply:

@@ -95,6 +95,7 @@ class Trial:
             )
         except asyncio.CancelledError:
             self.fault = "the controller stopped; the machine ends as an orphan"
+            # Nobody else knows this machine yet: its end is asked for before the controller ends.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_SECONDS):
                     await self._is_gone(created.instance_id)
@@ -173,6 +174,7 @@ async def _accepts(path: str) -> bool:
 
 async def _banner(host: str, port: int) -> str:
     """Return the first line of the SSH server that listens there; empty: none does."""
+    # A booting machine drops packets, then refuses, then hangs up in the middle of a line.
     with contextlib.suppress(OSError, ValueError):
         async with asyncio.timeout(_CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection(host, port, limit=_MAX_BANNER)

@@ -403,7 +403,7 @@ class Worker:
         for report in result.reports:
             if isinstance(report, CallFailed):
                 log.warning("machine %s: %s", report.machine_id, report.message)
-            if self._is_news(report, records):
+            if self._changes_something(report, records):
                 self._desk.post(report)
         for orphan in result.orphans:
             ends_at = orphan.ends_at()
@@ -411,7 +411,7 @@ class Worker:
                 await self._end_orphan(orphan)
 
     @staticmethod
-    def _is_news(report: MachineReport, records: dict[str, Machine]) -> bool:
+    def _changes_something(report: MachineReport, records: dict[str, Machine]) -> bool:
         """Return whether the report can change anything."""
         if not isinstance(report, InstanceKnown):
             return True
@@ -436,6 +436,7 @@ class Worker:
     async def _end_orphan(self, orphan: Orphan) -> None:
         try:
             await self._answer(self._cloud.terminate(orphan.instance_id))
+        # The next comparison finds it again.
         except CloudError as error:
             log.warning("orphan %s at %s: %s", orphan.instance_id, self._provider, error)
 

@@ -115,6 +115,8 @@ class NodeManager:
             del self._sessions[node_id]
         for task in tasks:
             task.cancel()
+        # gather with return_exceptions: a session that fails at its end must not keep the others
+        # open.
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
                 log.error("a node's session failed", exc_info=result)

@@ -90,6 +90,8 @@ class NodeSession:
                     connection = await self._connect(self._make_link(node))
                 except LinkError as error:
                     self._not_connected(str(error), refused=isinstance(error, HostKeyRefused))
+                # asyncssh raises what it meets in a peer's bytes, also errors of other modules:
+                # none may end the session's loop.
                 except Exception as error:
                     log.exception("the link to node %s could not be made", node.name)
                     self._not_connected(f"the link could not be made: {error}")

@@ -126,6 +126,7 @@ class StrayTasks:
             # Collecting takes long: the run may have gone on, and its incarnation is a fence.
             state = self._pipeline.known.get(info.run_id, context.state)
             await self._end(connection, state, info, why)
+        # It stays unsettled, and is looked at again: what a stray has written may be nowhere else.
         except (ShimError, ShimUnavailable, RetryLater, OSError) as error:
             log.warning("log or outputs of stray task %s could not be stored: %s", info.id, error)
         except Exception:
@@ -169,6 +170,7 @@ class StrayTasks:
                     fence=self._fence,
                     incarnation=_incarnation_of(state, allocation),
                 )
+            # A task may have come to it since it was listed: then the shim keeps it.
             except ShimError as error:
                 log.warning("idle allocation %s could not be released: %s", allocation.id, error)
 

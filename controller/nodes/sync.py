@@ -271,6 +271,7 @@ class NodeSync:
             self._unsettled.discard(task_id)
             try:
                 info = await self._connection.shim.task(task_id)
+            # Not found: it was removed since, and its event says so.
             except ShimError as error:
                 if error.code != RefusalCode.NOT_FOUND:
                     raise

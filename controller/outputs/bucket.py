@@ -124,6 +124,7 @@ async def upload(path: Path, length: int, place: BucketObject) -> None:
         raise
     try:
         done = decoder_of(Uploaded).decode(answer)
+    # A child that was killed has written nothing, or half an answer.
     except msgspec.MsgspecError:
         done = Uploaded(error=f"{place}: the upload ended with status {child.returncode}")
     if done.error:
@@ -186,5 +187,6 @@ def as_bucket_errors(place: object) -> Iterator[None]:
 
     try:
         yield
+    # obstore has exceptions of its own, and raises Python's FileNotFoundError as well.
     except (BaseError, FileNotFoundError) as error:
         raise BucketError(f"{place}: {object_storage.first_line(error)}") from None

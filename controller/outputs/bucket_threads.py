@@ -69,6 +69,8 @@ class BucketThreads:
                     waiting = self._calls.get_nowait()
                 except Empty:
                     break
+                # Its caller may have given up: concurrent.futures refuses a result for a future
+                # that is cancelled.
                 if waiting is not None and waiting[0].set_running_or_notify_cancel():
                     waiting[0].set_exception(BucketError(_ENDS))
             for _ in range(self._started):
@@ -89,6 +91,7 @@ class BucketThreads:
         if is_wanted:
             try:
                 result = call()
+            # The thread serves later calls as well: whatever a library raises is its caller's.
             except BaseException as raised:
                 error = raised
                 _let_go(error)

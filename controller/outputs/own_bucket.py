@@ -140,6 +140,7 @@ class OwnBucket:
         with as_bucket_errors(self._bucket):
             try:
                 obstore.copy(self._opened(), self.place(key).key, self.place(target).key)
+            # Another controller may have removed it between a listing and this call.
             except (NotFoundError, FileNotFoundError):
                 return False
             return True
@@ -152,6 +153,7 @@ class OwnBucket:
         with as_bucket_errors(self._bucket):
             try:
                 obstore.delete(self._opened(), self.place(key).key)
+            # Gone already: some stores say so for a delete, and others call it done.
             except (NotFoundError, FileNotFoundError):
                 return
 

@@ -265,6 +265,7 @@ class OutputStore:
             if self._own is not None:
                 try:
                     await self._own.ask(_sweep_own, self._own, needed, written_before)
+                # The first one tells enough: the others fail for the same reason.
                 except BucketError as error:
                     trouble = trouble or error
         if trouble is not None:
@@ -462,6 +463,7 @@ def _keep_place_alone(folder: Path) -> None:
     stored = _read_about(folder)
     if stored is not None and stored.place is None:
         _note_move(folder, replace(stored, place=stored.moving_to, moving_to=None))
+        # A change in the folder would renew its time, and so keep it for another period.
         with _same_age(folder):
             (folder / _ARCHIVE).unlink(missing_ok=True)
 

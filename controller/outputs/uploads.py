@@ -62,6 +62,7 @@ class OutputUploads:
             place = self._outputs.place_in(self._bucket, attempt_id, length)
             try:
                 await self._outputs.move(attempt_id, place)
+            # One that fails must not hold up those behind it.
             except OSError as error:
                 trouble = trouble or error
                 continue

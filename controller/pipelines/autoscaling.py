@@ -30,6 +30,7 @@ class Autoscaler:
         """Look at all services again and again, until cancelled."""
         while True:
             self.look()
+            # Not woken by requests: a rate is a matter of time, and each look costs all services.
             await asyncio.sleep(PAUSE_SECONDS)
 
     def look(self) -> None:

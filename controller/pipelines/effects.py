@@ -171,6 +171,8 @@ class EffectRunner:
         self._kicks.pop(key, None)
         task = self._under_way.pop(key, None)
         if task is not None:
+            # A performer that is in the middle of a request may have done it or not: its effect is
+            # derived again, and can be repeated.
             task.cancel()
         keys = self._keys_of[key[0]]
         keys.discard(key)
@@ -195,6 +197,7 @@ class EffectRunner:
                     if context is not None:
                         await perform(context, connection)
                 return
+            # The session of the node notices that too, and says it to users.
             except (ShimUnavailable, RunnerUnavailable, LinkError) as error:
                 log.debug("%s of %s: %s", effect.kind, effect.attempt_id, error)
             except RetryLater as error:

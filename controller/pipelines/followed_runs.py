@@ -15,7 +15,7 @@ from controller.pipelines.run_pipeline import ANY_NODE, RunPipeline
 from controller.pipelines.seams import TurnListener
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.store.base import Snapshot, Store
-from controller.store.turns.news import News
+from controller.store.turns.changed_state import ChangedState
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AllocationState
 
 
@@ -84,21 +84,21 @@ class FollowedRuns(RunPipeline):
             if run_id in self._known
         }
 
-    def follow(self, news: News) -> None:
+    def follow(self, found: ChangedState) -> None:
         """Show what was read again. Raises LostTrack."""
-        for name, fleet in news.fleets.items():
+        for name, fleet in found.fleets.items():
             self._inventory.show_fleet(fleet, name)
-        for node_id, node in news.nodes.items():
+        for node_id, node in found.nodes.items():
             self._inventory.show_node(node, node_id)
         if self._followed_rentals is not None:
-            self._followed_rentals.follow(news.machines)
-        for run_id, state in news.runs.items():
+            self._followed_rentals.follow(found.machines)
+        for run_id, state in found.runs.items():
             if state is not None:
-                self._show(state, news.late.get(run_id, ()))
+                self._show(state, found.late.get(run_id, ()))
             elif run_id in self._known:
                 raise LostTrack
-        of_nodes = (*news.nodes, ANY_NODE) if news.nodes or news.fleets else ()
-        self._watchers.wake((*news.runs, *of_nodes, None))
+        of_nodes = (*found.nodes, ANY_NODE) if found.nodes or found.fleets else ()
+        self._watchers.wake((*found.runs, *of_nodes, None))
 
     def _show(self, state: RunState, late: tuple[Allocation, ...]) -> None:
         """`late`: allocations that are over, and were not when the run was read last."""

@@ -90,6 +90,7 @@ def exit_report(run_id: str, attempt_id: str, text: str) -> reports.RunnerExited
     report counts."""
     try:
         record = decoder_of(ExitRecord).decode(text)
+    # A job that is root in its container can write its exit record itself.
     except _NOT_JSON:
         return None
     return runner_exited(run_id, attempt_id, record)
@@ -143,15 +144,15 @@ def start_ended(run_id: str, attempt_id: str, end: StartEnd) -> reports.StartEnd
         finished_at=end.at,
         log_end=0,
     )
-    told = runner_exited(run_id, attempt_id, record)
+    exited = runner_exited(run_id, attempt_id, record)
     return reports.StartEnded(
         run_id=run_id,
         attempt_id=attempt_id,
         number=end.number,
         at=end.at,
-        reason=told.reason,
-        message=told.message,
-        exit_code=told.exit_code,
+        reason=exited.reason,
+        message=exited.message,
+        exit_code=exited.exit_code,
     )
 
 

@@ -157,7 +157,7 @@ class Families:
         """Return the ids of its live children, in the order of their submission."""
         return tuple(self._children.get(run_id, ()))
 
-    def told_by(self, state: RunState) -> list[ParentEnded]:
+    def reports_to_children(self, state: RunState) -> list[ParentEnded]:
         """Return the reports to the children of a run that ended other than DONE."""
         run = state.run
         if run.status not in FINAL_RUN_STATUSES or run.status is RunStatus.DONE:

@@ -538,7 +538,7 @@ class RunPipeline:
             if state.run.status in FINAL_RUN_STATUSES:
                 self._retire(state)
                 # A child that was handed in during this commit was not told in this turn.
-                for ended in self._families.told_by(state):
+                for ended in self._families.reports_to_children(state):
                     if ended.run_id in self._admitted:
                         self.post(ended)
             else:

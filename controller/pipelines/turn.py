@@ -167,7 +167,7 @@ class TurnInProgress:
         while ended := [state for run_id, state in self.states.items() if run_id not in done]:
             for state in ended:
                 done.add(state.run.id)
-                for report in families.told_by(state):
+                for report in families.reports_to_children(state):
                     if report.run_id in self._aside:
                         self.held.append(report)
                         continue

@@ -53,6 +53,7 @@ async def ask(
     """
     try:
         stream = await connection.runner(socket).connect_port(port)
+    # The runner answers and the job's port does not: that is a result of the probe.
     except RunnerError as error:
         return f"port {port}: {error.message}"
     asked = ReplicaConnection(stream)

@@ -22,7 +22,7 @@ from controller.replica.copy import Chosen, Copy
 from controller.replica.reading import Following
 from controller.service.accounts.users import Credential
 from controller.store.reading import StoreReader
-from controller.store.turns.news import Beginning
+from controller.store.turns.changed_state import Beginning
 from controller.web.app import Dashboard
 from controller.web.assets import Assets
 from controller.web.sessions import PATH
@@ -71,8 +71,8 @@ PAGES = frozenset(
 """The pages below `/dashboard`."""
 
 
-class Told(Protocol):
-    """What a feed has told so far; see `live.Source`."""
+class FeedPosition(Protocol):
+    """What a feed has named so far; see `live.Source`."""
 
     @property
     def started(self) -> str | None: ...
@@ -180,7 +180,7 @@ class Answers:
     """The routes of all copies, one after another. `feed`: tells which changes the leader has
     named."""
 
-    def __init__(self, following: Following[AnsweringCopy], feed: Told) -> None:
+    def __init__(self, following: Following[AnsweringCopy], feed: FeedPosition) -> None:
         self._following = following
         self._feed = feed
 

@@ -33,7 +33,7 @@ from controller.service.accounts.users import Gate
 from controller.service.ssh_keys import HostKeys
 from controller.store.base import Gateway, Snapshot
 from controller.store.reading import StoreReader
-from controller.store.turns.news import Beginning, News
+from controller.store.turns.changed_state import Beginning, ChangedState
 from controller.store.turns.notes import Turn
 from controller.traffic.routes import RouteTable
 
@@ -99,17 +99,17 @@ class Copy:
         """See `FollowedRuns.unseen_ends`."""
         return self._pipeline.unseen_ends(run_ids)
 
-    def follow(self, turn: Turn, news: News) -> None:
+    def follow(self, turn: Turn, found: ChangedState) -> None:
         """Take over what was stored up to this turn. Raises LostTrack."""
-        if news.accounts is not None:
-            gate, accounts = self._gate, news.accounts
+        if found.accounts is not None:
+            gate, accounts = self._gate, found.accounts
             gate.users = {user.name: user for user in accounts.users}
             gate.tokens, gate.service_keys = accounts.tokens, accounts.service_keys
-        if news.secrets is not None:
-            self._vault.begin_with(news.secrets)
-        if news.gateways is not None:
-            self._gateways.gateways = {one.name: one for one in news.gateways}
-        self._pipeline.follow(news)
+        if found.secrets is not None:
+            self._vault.begin_with(found.secrets)
+        if found.gateways is not None:
+            self._gateways.gateways = {one.name: one for one in found.gateways}
+        self._pipeline.follow(found)
         self.turn = turn
 
 

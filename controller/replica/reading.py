@@ -12,7 +12,7 @@ from controller.pipelines.followed_runs import LostTrack
 from controller.replica.copy import Copy
 from controller.store.errors import StoreError, StoreHangs
 from controller.store.reading import StoreReader
-from controller.store.turns.news import Beginning
+from controller.store.turns.changed_state import Beginning
 
 C = TypeVar("C", bound=Copy)
 WAIT_SECONDS = 2.0
@@ -116,6 +116,6 @@ class Following(Generic[C]):
                 return True
             if changed.all or len(changed.runs) > MAX_CHANGED:
                 return False
-            news = await moment.news(changed, copy.unseen_ends(changed.runs))
-        copy.follow(turn, news)
+            stored = await moment.changed_state(changed, copy.unseen_ends(changed.runs))
+        copy.follow(turn, stored)
         return True

@@ -20,10 +20,8 @@ from controller.lifecycle.machines.model import (
     MachineEnd,
     MachineStatus,
     Offer,
-    node_of,
 )
-from controller.lifecycle.model import Constraint, Resources
-from controller.lifecycle.pending_reasons import constraint_words
+from controller.lifecycle.model import Resources
 from controller.lifecycle.renting_reasons import (
     BuysMachine,
     GangsInTurn,
@@ -39,21 +37,17 @@ from controller.lifecycle.reports import MachineAnswered
 from controller.scheduling.fitting.capacity import Need
 from controller.scheduling.fitting.constraints import (
     Domain,
-    all_unmet,
-    attributes_of,
     domain_of,
-    unmet,
 )
-from controller.scheduling.fitting.fit import Room, closest, less, room, shortfalls
+from controller.scheduling.fitting.fit import Room, room, shortfalls
 from controller.scheduling.gang_placement import (
-    allocate,
     domains_for,
-    hardest_first,
     has_room,
     whole_of,
 )
 from controller.scheduling.gang_turns import GangTurns
 from controller.scheduling.index import CapacityIndex, TrialCapacity, comes_back, is_usable
+from controller.scheduling.machine_bins import Bin, Plan, empty_bin, plan_of, why_none
 from controller.scheduling.queue import Kind, Member, Unit, in_order
 from fairlead.model.answers import OfferedPlace
 from fairlead.model.reasons import Reason
@@ -86,48 +80,6 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     reasons: Mapping[str, MachineReason] = {}
     awaiting: frozenset[str] = frozenset()
     answers: tuple[MachineAnswered, ...] = ()
-
-
-class _Bin:
-    """A machine that is on its way, or would be ordered, and the room left on it."""
-
-    def __init__(
-        self, fleet: Fleet, offer: Offer, free: Room, machine: Machine | None = None
-    ) -> None:
-        """`machine`: its record, if it is on order already."""
-        self.fleet = fleet
-        self.machine = machine
-        self.offer = offer
-        # Starts pace a node that is there; they are no reason to buy another one.
-        self.room = self.whole = replace(free, starts=0)
-        self.attributes = attributes_of(free.node, fleet)
-
-    @property
-    def is_back(self) -> bool:
-        """Whether it was a node before, and is only connected again."""
-        return self.machine is not None and self.machine.status is MachineStatus.JOINED
-
-    def holds(self, need: Need) -> bool:
-        return self._takes(need, self.room)
-
-    def could_hold(self, need: Need) -> bool:
-        """Return whether the machine holds the need once nothing else is on it."""
-        return self._takes(need, self.whole)
-
-    def _takes(self, need: Need, free: Room) -> bool:
-        fleets, constraints = need.scope
-        if fleets and self.fleet.name not in fleets:
-            return False
-        return unmet(constraints, self.attributes) is None and not shortfalls(need.resources, free)
-
-    def put(self, unit: Unit, member: Member) -> None:
-        taken = allocate(unit, member, self.room, None, 0.0, str)
-        self.room = replace(less(self.room, taken.resources, taken.gpus), starts=0)
-
-
-def _fresh(fleet: Fleet, offer: Offer, machine: Machine | None = None) -> _Bin:
-    """Return an empty machine of this offer."""
-    return _Bin(fleet, offer, room(node_of(offer, fleet, offer.key, offer.key), ()), machine)
 
 
 def demand(
@@ -199,23 +151,23 @@ class _Look:
         """The first bin that may hold a need: bins only fill up during a look."""
         self._groups = 0
         self._awaiting: set[str] = set()
-        self._joined: dict[str, list[_Bin]] = {}
+        self._joined: dict[str, list[Bin]] = {}
 
-    def _coming(self, fleet: Fleet, machine: Machine) -> _Bin | None:
+    def _coming(self, fleet: Fleet, machine: Machine) -> Bin | None:
         """Return the machine if it will be a node that the scheduler does not see yet."""
         if machine.closing:
             return None
         node = self._index.nodes.get(machine.id)
         if machine.status is MachineStatus.PROVISIONING:
             is_seen = node is not None and is_usable(node)
-            return None if is_seen else _fresh(fleet, machine.offer, machine)
+            return None if is_seen else empty_bin(fleet, machine.offer, machine)
         # After a restart, or a short cut, no node is connected: it comes back with what is on it.
         if machine.status is not MachineStatus.JOINED or node is None:
             return None
         if not comes_back(node, self._now):
             return None
         taken = self._index.taken.get(machine.id, {})
-        bin_ = _Bin(fleet, machine.offer, room(node, ()), machine)
+        bin_ = Bin(fleet, machine.offer, room(node, ()), machine)
         bin_.room = replace(room(node, taken.values()), starts=0)
         return bin_
 
@@ -340,7 +292,7 @@ class _Look:
             self._in_vain[key] = refusal
         return refusal
 
-    def _buys(self, bin_: _Bin, count: int = 1) -> BuysMachine:
+    def _buys(self, bin_: Bin, count: int = 1) -> BuysMachine:
         machine = bin_.machine
         return BuysMachine(
             offer=bin_.offer.words(),
@@ -356,7 +308,7 @@ class _Look:
         rooms = (one for _, one, _ in self._trial.sorted(need.scope).bins(self._trial.rooms))
         return any(not shortfalls(need.resources, replace(one, starts=0)) for one in rooms)
 
-    def _first_that_holds(self, need: Need) -> _Bin | None:
+    def _first_that_holds(self, need: Need) -> Bin | None:
         for at in range(self._first.get(need, 0), len(self._bins)):
             if self._bins[at].holds(need):
                 self._first[need] = at
@@ -398,7 +350,7 @@ class _Look:
             every = [one for one in self._shop.offers[policy.provider] if _is_for(need, one)]
             lacks = market.why_none_allowed(policy, every)
             return NoOffer(fleet=fleet.name, lacks=lacks, unknown=unknown)
-        bins = [_fresh(fleet, offer) for offer in known]
+        bins = [empty_bin(fleet, offer) for offer in known]
         enough = [one for one in bins if _has_least(policy, one.room)]
         if not enough:
             lacks = "no offer has the `machines.resources` of its file"
@@ -406,7 +358,7 @@ class _Look:
         if need is None:
             return [one.offer for one in enough]
         holding = [one.offer for one in enough if one.holds(need)]
-        return holding or NoOffer(fleet=fleet.name, lacks=_why_none(need, enough), unknown=unknown)
+        return holding or NoOffer(fleet=fleet.name, lacks=why_none(need, enough), unknown=unknown)
 
     def _unknown(self, policy: MachinesPolicy) -> str | None:
         return market.unknown_for(policy, self._shop.unknown.get(policy.provider, {}))
@@ -444,7 +396,7 @@ class _Look:
         gives_way = False
         for fleet in fleets:
             result = self._cheapest_zone(whole, fleet)
-            if not isinstance(result, _Plan):
+            if not isinstance(result, Plan):
                 refusal = _first_or_away(refusal, result)
             elif not is_second and self._turns.gives_way(unit, result.offers):
                 gives_way = True
@@ -455,7 +407,7 @@ class _Look:
             self._behind.append(unit)
         return refusal
 
-    def _buys_all(self, plan: _Plan) -> BuysMachine | None:
+    def _buys_all(self, plan: Plan) -> BuysMachine | None:
         """Tell of the machine that comes last, and of all that are not there yet."""
         used = (one for one in plan.used if one.machine is not None and not one.is_back)
         coming = {id(one): one for one in used}
@@ -463,7 +415,7 @@ class _Look:
             return None
         return self._buys(first, len({id(one) for one in plan.new} | coming.keys()))
 
-    def _cheapest_zone(self, unit: Unit, fleet: Fleet) -> _Plan | MachineReason:
+    def _cheapest_zone(self, unit: Unit, fleet: Fleet) -> Plan | MachineReason:
         # What is on order is waited for also while its offer is left out, or nobody tells offers.
         own = self._plans(unit, fleet, ())
         if (enough := next(own, None)) is not None:
@@ -493,33 +445,33 @@ class _Look:
         assert refusal is not None
         return refusal
 
-    def _plans(self, unit: Unit, fleet: Fleet, offers: Sequence[Offer]) -> Iterator[_Plan]:
+    def _plans(self, unit: Unit, fleet: Fleet, offers: Sequence[Offer]) -> Iterator[Plan]:
         """Yield how the gang fits, with machines of these offers, into each place that may have
         all of it."""
         bins = [*(one for one in self._bins if one.fleet is fleet), *self._joined_in(fleet)]
-        places: dict[_Where | None, tuple[list[_Bin], list[Offer]]] = {}
+        places: dict[_Where | None, tuple[list[Bin], list[Offer]]] = {}
         for offer in offers:
-            where = self._where(_fresh(fleet, offer))
+            where = self._where(empty_bin(fleet, offer))
             places.setdefault(where, ([], []))[1].append(offer)
         for one in bins:
             places.setdefault(self._where(one), ([], []))[0].append(one)
         for where, (there, bought) in places.items():
             if where is None or not self._is_with_anchors(unit, where):
                 continue
-            if (plan := _plan(unit, fleet, there, bought)) is not None:
+            if (plan := plan_of(unit, fleet, there, bought)) is not None:
                 yield plan
 
-    def _where(self, bin_: _Bin) -> _Where | None:
+    def _where(self, bin_: Bin) -> _Where | None:
         """Return where the machine is: its zone, and its value of the fleet's `placement`; None: it
         has none."""
         domain = domain_of(bin_.room.node, self._index.fleets)
         return None if domain is None else (bin_.offer.place, domain)
 
-    def _joined_in(self, fleet: Fleet) -> list[_Bin]:
+    def _joined_in(self, fleet: Fleet) -> list[Bin]:
         """Return the fleet's machines that are nodes, with what they have free."""
         if fleet.name not in self._joined:
             self._joined[fleet.name] = [
-                _Bin(fleet, offer, free)
+                Bin(fleet, offer, free)
                 for node_id, free in self._index.rooms.items()
                 if (offer := self._offers.get(node_id)) is not None
                 and free.node.fleet == fleet.name
@@ -536,7 +488,7 @@ class _Look:
             return False
         return domain in domains_for(self._index, unit)
 
-    def _take_plan(self, unit: Unit, fleet: Fleet, plan: _Plan) -> None:
+    def _take_plan(self, unit: Unit, fleet: Fleet, plan: Plan) -> None:
         for one, left in plan.rooms:
             one.room = left
         if plan.is_incomplete:
@@ -565,8 +517,8 @@ class _Look:
                 return
             self._buy(fleet, open_[0], None)
 
-    def _buy(self, fleet: Fleet, offer: Offer, unit: Unit | None) -> _Bin:
-        bin_ = _fresh(fleet, offer)
+    def _buy(self, fleet: Fleet, offer: Offer, unit: Unit | None) -> Bin:
+        bin_ = empty_bin(fleet, offer)
         self._bins.append(bin_)
         self._note(fleet, [offer], None, unit)
         return bin_
@@ -613,52 +565,6 @@ def _offered(
     )
 
 
-class _Plan:
-    """How a gang fits: the machines to order, and those that are there or on order. `used` and
-    `new` hold each bin once or more; `rooms`: what is left of each."""
-
-    def __init__(self) -> None:
-        self.new: list[_Bin] = []
-        self.used: list[_Bin] = []
-        self.rooms: list[tuple[_Bin, Room]] = []
-
-    @property
-    def offers(self) -> list[Offer]:
-        return [one.offer for one in self.new]
-
-    @property
-    def price(self) -> float:
-        return sum(one.price for one in self.offers)
-
-    @property
-    def is_incomplete(self) -> bool:
-        """Whether a machine of it is not there yet; else the next turns place the gang."""
-        return bool(self.new) or any(one.machine is not None for one in self.used)
-
-
-def _plan(unit: Unit, fleet: Fleet, bins: Sequence[_Bin], offers: Sequence[Offer]) -> _Plan | None:
-    """Return how the whole gang fits into one place, the hardest jobs first; None: it does not."""
-    plan = _Plan()
-    before = [one.room for one in bins]
-    try:
-        for member in hardest_first(unit.members):
-            bin_ = next((one for one in (*bins, *plan.new) if one.holds(member.need)), None)
-            if bin_ is None:
-                fresh = (_fresh(fleet, offer) for offer in offers)
-                bin_ = next((one for one in fresh if one.holds(member.need)), None)
-                if bin_ is None:
-                    return None
-                plan.new.append(bin_)
-            else:
-                plan.used.append(bin_)
-            bin_.put(unit, member)
-        plan.rooms = [(one, one.room) for one in bins]
-        return plan
-    finally:
-        for one, room_ in zip(bins, before, strict=True):
-            one.room = room_
-
-
 def _policy(fleet: Fleet) -> MachinesPolicy:
     assert fleet.machines is not None
     return fleet.machines
@@ -698,29 +604,3 @@ def _has_least(policy: MachinesPolicy, free: Room) -> bool:
 def _lost_a_spot_machine(member: Member) -> bool:
     attempts = member.job.attempts
     return len(attempts) > 1 and attempts[-2].reason is Reason.INTERRUPTED_BY_NO_CAPACITY
-
-
-def _in_the_way(constraints: Sequence[Constraint], bins: Sequence[_Bin]) -> list[Constraint]:
-    """Return the constraints that leave no offer: each of which alone does, for some offer, or else
-    those of the offer that meets the most."""
-    missing = [all_unmet(constraints, one.attributes) for one in bins]
-    fewest = min(map(len, missing))
-    nearest = [one for one in missing if len(one) == fewest]
-    return list(
-        dict.fromkeys(one for each in (nearest if fewest == 1 else nearest[:1]) for one in each)
-    )
-
-
-def _why_none(need: Need, bins: Sequence[_Bin]) -> str:
-    """Return what the nearest offer lacks, as a sentence's end."""
-    _, constraints = need.scope
-    reachable = [one for one in bins if unmet(constraints, one.attributes) is None]
-    if not reachable:
-        words = ", ".join(map(constraint_words, _in_the_way(constraints, bins)))
-        return f"no offer has the attributes that the job asks for ({words})"
-    nearest = closest(need.resources, [one.room for one in reachable])
-    if not nearest.lacks:
-        return "no offer could hold it"
-    needed, has = nearest.lacks[0].words()
-    offer = next(one.offer for one in reachable if one.offer.key == nearest.node)
-    return f"it needs {needed}, and the nearest offer, {offer.instance_type}, has {has}"

@@ -106,6 +106,8 @@ class Sink(Generic[T]):
                 if await self._send_safely(session):
                     self._backoff.reset()
                     if not self._items:
+                        # Lines that come together go together: receivers count requests, and some
+                        # charge for them.
                         await asyncio.sleep(EVERY_SECONDS)
                 else:
                     await self._backoff.wait()
@@ -134,6 +136,8 @@ class Sink(Generic[T]):
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self._note(f"{type(error).__name__}")
             return False
+        # These are worth another try (RFC 6585, 4; RFC 9110, 15.6); another refusal would come
+        # again.
         if status == 429 or status >= 500:
             self._note(f"HTTP {status}")
             return False

@@ -143,6 +143,8 @@ class Peers:
         try:
             with self._answering():
                 yield self._opened()
+        # PostgreSQL frees an advisory lock when its session ends, however it ends (documentation,
+        # 13.3.5).
         except sa.exc.SQLAlchemyError as error:
             self.leave()
             raise StoreUnavailable(f"the database can't be reached: {sentence(error)}") from error
@@ -185,6 +187,7 @@ class Peers:
         session, self._session = self._session, None
         self.has_lock = False
         if session is not None:
+            # Not given back to the pool: its next user would find this session's lock.
             session.invalidate()
             session.close()
 

@@ -73,6 +73,7 @@ class PostgresqlDatabase:
     def __init__(self, url: str, folder: Path | None = None, peers: Peers | None = None) -> None:
         try:
             parsed = sa.make_url(url)
+        # SQLAlchemy's message would quote the URL, and with it the password.
         except sa.exc.ArgumentError:
             raise StoreUnusable(_NO_URL) from None
         if parsed.drivername not in ("postgresql", "postgres"):

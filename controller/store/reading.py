@@ -21,7 +21,8 @@ from controller.store.errors import StoreHangs, StoreUnavailable, StoreUnusable
 from controller.store.peers import sight_of
 from controller.store.sessions import Session
 from controller.store.sql_errors import as_store_error
-from controller.store.turns import news, notes
+from controller.store.turns import changed_state as stored
+from controller.store.turns import notes
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
 T = TypeVar("T")
@@ -164,6 +165,7 @@ class Moment:
     def end(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
+            # The rollback of a connection that was cut fails; it is thrown away with its engine.
             with contextlib.suppress(sa.exc.SQLAlchemyError):
                 connection.close()
 
@@ -209,18 +211,20 @@ class Moment:
             lambda connection: queries.attempts_on(connection, node_ids, since, limit)
         )
 
-    async def beginning(self, now: float) -> news.Beginning:
+    async def beginning(self, now: float) -> stored.Beginning:
         """Return all that is live. `now`: Unix seconds."""
         used_since = now - USE_SECONDS
-        return await self._read(lambda connection: news.beginning(connection, used_since))
+        return await self._read(lambda connection: stored.beginning(connection, used_since))
 
     async def changed_since(self, known: notes.Turn) -> tuple[notes.Turn, notes.Changed] | None:
         """See `notes.since`."""
         return await self._read(lambda connection: notes.since(connection, known))
 
-    async def news(self, changed: notes.Changed, known: Mapping[str, Sequence[str]]) -> news.News:
-        """See `news.news`."""
-        return await self._read(lambda connection: news.news(connection, changed, known))
+    async def changed_state(
+        self, changed: notes.Changed, known: Mapping[str, Sequence[str]]
+    ) -> stored.ChangedState:
+        """See `stored.changed_state`."""
+        return await self._read(lambda connection: stored.changed_state(connection, changed, known))
 
     async def sight(self) -> Sight:
         """Return the controllers that share the database."""
@@ -243,6 +247,8 @@ class Moment:
                 raise StoreUnavailable("this moment is over")
             try:
                 return query(self._connection)
+            # During a rolling upgrade the leader of the newer version writes values that this one
+            # cannot read.
             except (msgspec.MsgspecError, ValueError) as error:
                 raise StoreUnusable("the database has what this version does not know") from error
 

@@ -339,6 +339,7 @@ def _migrate(connection: sa.Connection) -> None:
     config.attributes["connection"] = connection
     try:
         command.upgrade(config, "head")
+    # alembic cannot find a revision that only a newer version has.
     except CommandError as error:
         raise StoreUnusable(
             f"the database has schema {version(connection)!r}, which this version of fairlead"

@@ -102,6 +102,7 @@ class Patience:
                     self.writes.cut()
             return asked.result()
         finally:
+            # It has no effect on a call that has begun: concurrent.futures cannot end a thread.
             asking.cancel()
 
     async def last_write(self, leaving: asyncio.Task[None]) -> None:

@@ -338,6 +338,7 @@ class SqlStore:
             if writer is not None and self._lease.token is not None:
                 with writer.begin() as connection:
                     self._lease.give_back(connection)
+        # Without it, the next controller waits until the lease runs out.
         except (sa.exc.SQLAlchemyError, StoreError) as error:
             log.warning("the lease could not be given back: %s", sentence(error))
         finally:

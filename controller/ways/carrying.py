@@ -26,7 +26,7 @@ from controller.clock import Clock
 from controller.forwarding.leader_links import LeaderLinks
 from controller.store.reading import StoreReader
 from controller.ways.admission import StoredAccess
-from controller.ways.told import ToldServices, WaysSession
+from controller.ways.follower import KnownServices, WaysSession
 from fairlead.wire.gateway import GroupCounts
 
 CONNECT_SECONDS = 3.0
@@ -51,14 +51,14 @@ class FollowerServices:
         self._store = store
         self._domain = settings.domain
         self._nodes = _Nodes(identity)
-        self._told = ToldServices(now)
+        self._known = KnownServices(now)
         self._access = StoredAccess(store, clock, now)
         self._outliers = Outliers(now)
         self._traffic = ReportedTraffic(now, lambda replica: self._session.emptied(replica))
-        self._session = WaysSession(links, self._told, self._nodes.links.update, self)
+        self._session = WaysSession(links, self._known, self._nodes.links.update, self)
         self._keeping: asyncio.Task[None] | None = None
         self._proxy = Proxy(
-            services=self._told,
+            services=self._known,
             traffic=self._traffic,
             access=self._access,
             connect=self._nodes.connect,
@@ -90,7 +90,7 @@ class FollowerServices:
         if name is None:
             # The list of models has those of services that are the leader's, too.
             return request.method != "GET" and bool(authorization)
-        service = self._told.find(name)
+        service = self._known.find(name)
         path = headers.origin_form(request.raw_path).partition("?")[0]
         if service is None or path in (LOGIN, ENTER):
             return False
@@ -99,7 +99,7 @@ class FollowerServices:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         return await self._proxy.answer(request)
 
-    # -- what is reported (`told.Carried`) ------------------------------------------------------
+    # -- what is reported (`follower.Carried`) --------------------------------------------------
 
     def in_flight(self) -> dict[str, int]:
         return dict(self._traffic.in_flight)

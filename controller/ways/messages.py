@@ -24,9 +24,11 @@ MAX_GROUPS = 100
 """Counts of groups in one message."""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told", omit_defaults=True):
+class ServicesChanged(
+    msgspec.Struct, frozen=True, kw_only=True, tag="services", omit_defaults=True
+):
     """These services changed, and those are gone. `version`: grows with each message of a session.
-    `begins`: it replaces all that was told before.
+    `begins`: it replaces all that was said before.
 
     A replica's `socket` is that of its exposed port, or empty: the leader does not know it (yet).
     """
@@ -45,7 +47,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted", omit_defaults=True):
-    """What a follower carries. `version`: of the latest `Told` that holds there."""
+    """What a follower carries. `version`: of the latest `ServicesChanged` that holds there."""
 
     version: int
     in_flight: Mapping[str, int] = {}
@@ -56,7 +58,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted", omit_def
     """For how many seconds each replica gets no requests here because it only failed."""
 
 
-FromLeader = Told | Beat
+FromLeader = ServicesChanged | Beat
 FROM_LEADER: msgspec.json.Decoder[FromLeader] = msgspec.json.Decoder(FromLeader)
 FROM_FOLLOWER: msgspec.json.Decoder[Counted] = msgspec.json.Decoder(Counted)
 _ENCODER = msgspec.json.Encoder()

@@ -165,7 +165,7 @@ async def stream(
                     lines.append(_line("beat", Beat(mark, clock.now())))
                 if lines:
                     await response.write(b"".join(lines))
-                    heartbeat.told()
+                    heartbeat.sent()
     return response
 
 
@@ -216,6 +216,7 @@ async def _first_of(events: Iterable[Flag]) -> None:
         await asyncio.wait(waiting, timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in waiting:
+            # Each wait would stay with its event, and every change would add another one.
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
 

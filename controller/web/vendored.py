@@ -54,6 +54,7 @@ def is_complete(web: Path = WEB) -> bool:
     """Return whether all files are there, as they came, of the versions in package-lock.json."""
     try:
         return (web / "static" / "vendor" / _STAMP).read_text().strip() == _digest(web)
+    # A checkout without a network has none of it: the dashboard says so.
     except FileNotFoundError:
         return False
 

@@ -111,6 +111,7 @@ class Builder:
     @contextlib.contextmanager
     def _only_one_at_a_time(self) -> Iterator[None]:
         with (self._build / "runtime.lock").open("w") as lock:
+            # The kernel frees it also when a build is killed (flock(2)).
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

@@ -133,6 +133,7 @@ def violations(root: Path) -> list[str]:
     found = []
     for file in elf_files(root):
         entry, name = dynamic(file), str(file.relative_to(root))
+        # An image's LD_LIBRARY_PATH comes before a RUNPATH, and after an RPATH (ld.so(8)).
         if entry.runpath is not None:
             found.append(f"{name} has a RUNPATH: {entry.runpath}")
         folders = [

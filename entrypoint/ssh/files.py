@@ -55,6 +55,7 @@ class Files(asyncssh.SFTPServer):
         mapped = self.map_path(path)
         is_new = self._login.change and not os.path.lexists(mapped)
         yield
+        # `lexists` and no `exists`: what was made may be a link that leads nowhere.
         if is_new and os.path.lexists(mapped):
             os.chown(
                 mapped, self._login.identity.uid, self._login.identity.gid, follow_symlinks=False

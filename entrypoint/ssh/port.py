@@ -64,6 +64,7 @@ class SshPort:
     async def close(self) -> None:
         if self._serving is not None:
             self._serving.cancel()
+            # Not `await` itself: its CancelledError would look like one of ours.
             await asyncio.wait({self._serving})
             self._serving = None
         if self._listener is not None:
@@ -80,6 +81,8 @@ class SshPort:
             except OSError as error:
                 _log.warning("SSH: %s", error.strerror or error)
                 server = None
+                # The caller still waits in the backlog, so the listener stays readable: without a
+                # pause this loop would spin.
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE)
             except Exception:
                 _log.exception("SSH: the server cannot be started")

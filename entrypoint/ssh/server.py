@@ -84,6 +84,7 @@ class Connection(asyncssh.SSHServer):
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._conn = conn
         if not self._visitors.came():
+            # asyncssh has no bound of its own, such as sshd's MaxStartups (sshd_config(5)).
             conn.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

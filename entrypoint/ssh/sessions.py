@@ -199,6 +199,8 @@ async def _pump(pipe: int, writer: asyncssh.SSHWriter[bytes]) -> None:
             while data := await reader.read(_CHUNK):
                 writer.write(data)
                 await writer.drain()
+        # The visitor has left. The program learns of it when it writes on: its pipe is closed
+        # (pipe(7)).
         except (OSError, asyncssh.Error):
             return
         finally:

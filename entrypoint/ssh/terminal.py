@@ -94,6 +94,7 @@ class Terminal:
                 # A client may send any name (RFC 4254, 6.9); signal 0 does nothing (kill(2)).
                 child.signal_group(getattr(signal, f"SIG{received.signal}", 0))
                 continue
+            # A pseudo-terminal has no serial line that could be broken (tcsendbreak(3)).
             except asyncssh.BreakReceived:
                 continue
             except (OSError, asyncssh.Error):
@@ -121,6 +122,7 @@ class Terminal:
                     ended.remove_done_callback(wake)
                 return True
             with contextlib.suppress(TimeoutError):
+                # What children of the program still have in their buffers comes after its end.
                 async with asyncio.timeout(_LAST_WORDS_SECONDS):
                     await readable.wait()
             return readable.is_set()

@@ -78,6 +78,7 @@ def _add_of_daemons(app: App, verb: str, arguments: Sequence[str], about: str) -
     if list(arguments[:2]) == words:
         target = daemons.entry_point_of(".".join(words))
     elif not arguments:
+        # Listed all the same: a user without the daemons reads what to install.
         with suppress(daemons.DaemonsMissing):
             target = daemons.entry_point_of(".".join(words))
     app.command(target, name=verb, help=about)
@@ -246,6 +247,8 @@ def run(arguments: Sequence[str]) -> int:
             result: object = 0
         else:
             result = _called(arguments)
+        # Here and not at the interpreter's end, where a full disk or a closed pipe would print a
+        # traceback.
         sys.stdout.flush()
     except _Usage as error:
         return _fail(str(error), EXIT_USAGE)

@@ -181,12 +181,12 @@ def table_width() -> int | None:
 def repeat(lines_of: Callable[[int | None], list[str]]) -> NoReturn:
     """Show these lines again and again, until interrupted: in place on a terminal, else whenever
     they have changed. A controller that is away is waited for."""
-    from fairlead.follow import Outages, patiently
+    from fairlead.follow import Outages, until_answered
 
     outages, shown = Outages(note), list[str]()
     while True:
         width = table_width()
-        lines = patiently(outages, partial(lines_of, width))
+        lines = until_answered(outages, partial(lines_of, width))
         if width is not None:
             emit("\n".join([f"{_CLEAR}{utc_now():%H:%M:%S} UTC", *lines]))
         elif lines != shown:
@@ -197,11 +197,11 @@ def repeat(lines_of: Callable[[int | None], list[str]]) -> NoReturn:
 
 def repeat_json(ask: Callable[[], bytes]) -> NoReturn:
     """Print the answer as a line of JSON, now and whenever it has changed, until interrupted."""
-    from fairlead.follow import Outages, patiently
+    from fairlead.follow import Outages, until_answered
 
     outages, shown = Outages(note), b""
     while True:
-        answer = patiently(outages, ask)
+        answer = until_answered(outages, ask)
         if answer != shown:
             emit_json(answer)
         shown = answer

@@ -149,6 +149,7 @@ def convert(
         else:
             known = guide_to(type_, within) if guide is None else guide()
         _refuse(error, within, known, _entry(error, value, type_, hook))
+    # A YAML of a few bytes can nest a thousand lists, or name a number with a thousand digits.
     except (RecursionError, OverflowError):
         raise ConfigurationError(within, "is nested too deeply or too large") from None
 

@@ -68,6 +68,7 @@ def _check_text(text: str, path: str) -> None:
         raise ConfigurationError(path, _NUL)
     try:
         text.encode()
+    # YAML's \ud800 makes such a character; no encoding of a file, variable or database has it.
     except UnicodeEncodeError:
         raise ConfigurationError(path, "contains half of a character (a lone surrogate)") from None
     if problem := problem_of(text, path):

@@ -181,6 +181,8 @@ class Requests:
         while True:
             try:
                 line = response.readline()
+            # http.client raises IncompleteRead, a ValueError or an OSError, depending on where the
+            # stream breaks.
             except _LOST as error:
                 raise self.lost(error) from None
             if not line:
@@ -239,6 +241,7 @@ class Requests:
         try:
             connection.connect()
             notice_the_gone(connection.sock, self._gone_seconds)
+        # Not even connected: the request can be repeated, also one that changes something.
         except _LOST as error:
             connection.close()
             raise self.lost(error, address, unsent=True) from None

@@ -242,6 +242,7 @@ class WebSocket(Closing):
     def close(self) -> None:
         """Leave: the server is told, and not waited for."""
         if self._close_code is not None:
+            # The server may be gone already, and nobody waits for its answer.
             with suppress(OSError):
                 self.socket.sendall(frame(Opcode.CLOSE, self._close_code.to_bytes(2, "big")))
         self.socket.close()

@@ -148,6 +148,7 @@ def member(name: str, source: Path, field: str) -> tarfile.TarInfo:
             info.type = tarfile.DIRTYPE
         elif not stat.S_ISREG(found.st_mode):
             raise ConfigurationError(field, f"{source} is neither a file nor a folder nor a link")
+    # A file may go between the listing and its turn, as an editor's temporary one does.
     except OSError as error:
         raise ConfigurationError(field, f"{source} can't be read: {error.strerror}") from None
     if info.issym() and _leaves(name, info.linkname):

@@ -85,6 +85,7 @@ def _download(rest: ControllerClient, run: str, one: OutputsView, target: Path, 
             try:
                 rest.download(path, arriving, heard, attempt=one.attempt_id)
                 break
+            # `download` goes on from what has arrived, so another try costs only the rest.
             except ConnectionLost:
                 if wait is None:
                     raise

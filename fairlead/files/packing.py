@@ -169,6 +169,7 @@ class _Packer:
     def _local(self, text: str, field: str) -> Path:
         try:
             return self._base / Path(text).expanduser()
+        # pathlib raises it when neither HOME nor the password file knows a home folder.
         except RuntimeError:
             raise ConfigurationError(field, "there is no home folder for `~`") from None
 

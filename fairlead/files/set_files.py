@@ -92,6 +92,7 @@ def _of_csv(file: Path, text: str) -> Iterator[tuple[int, Mapping[str, object]]]
             if len(row) != len(names):
                 raise _wrong(file, reader.line_num, f"has {len(row)} values for {len(names)} names")
             yield reader.line_num, dict(zip(names, map(_value, row), strict=True))
+    # The csv module refuses a field of more than 128 KiB (csv.field_size_limit).
     except csv.Error as error:
         raise _wrong(file, reader.line_num, f"is not CSV: {error}") from None
 

@@ -42,6 +42,7 @@ def _line(path: Path) -> str | None:
     try:
         with path.open(encoding="ascii") as file:
             words = file.read(_MAX_BYTES).split()
+    # A folder, a private key of another user, or no text at all: it is no key to offer.
     except (OSError, UnicodeDecodeError):
         return None
     return " ".join(words[:2]) if len(words) >= 2 and words[0] in KINDS else None

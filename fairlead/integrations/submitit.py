@@ -101,6 +101,8 @@ class FairleadInfoWatcher(core.InfoWatcher):
         try:
             for run_id in sorted({_run_of(job_id) for job_id in waiting}):
                 self._info_dict.update(_infos(run_id))
+        # submitit asks each few seconds, and a user's program must not end by one answer that did
+        # not come.
         except FairleadError as error:
             get_logger().warning(f"{error}; the states of jobs may be old")
         self._last_status_check = time.time()
@@ -153,6 +155,7 @@ class FairleadJob(core.Job[R]):
         kept = super()._get_logs_string(name)
         if kept is not None or self._brought.exists():
             return kept
+        # submitit shows logs in messages about failures: another failure would hide the first.
         with suppress(FairleadError):
             return self._log_of_controller(name) or None
         return None
@@ -236,6 +239,7 @@ class FairleadExecutor(core.Executor):
         """Return 1 where a controller is known: submitit then takes it if it is asked to."""
         try:
             _, token = settings.chosen()
+        # submitit asks every executor that is installed, also where nobody has logged in.
         except FairleadError:
             return -1
         return -1 if token is None else 1

@@ -68,5 +68,6 @@ def read_error(body: bytes) -> ErrorDetail | None:
     """Return the error in a 4xx or 5xx answer; None when it has another shape."""
     try:
         return decoder_of(ErrorBody).decode(body).error
+    # A reverse proxy in front answers with pages of its own.
     except MALFORMED:
         return None

@@ -165,6 +165,7 @@ class BundleBuilder:
     @contextlib.contextmanager
     def _only_one_at_a_time(self) -> Iterator[None]:
         with (self._build / "bundle.lock").open("w") as lock:
+            # The kernel frees it also when a build is killed (flock(2)).
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

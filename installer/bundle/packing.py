@@ -98,6 +98,7 @@ def _copy_linked(source: Path, target: Path) -> None:
 def _publish(fresh: Path, target: Path) -> Path:
     with fresh.open("rb") as content:
         checksum = hashlib.file_digest(content, "sha256").hexdigest()
+    # Before its sum: who finds a new sum next to an old archive would take it for damaged.
     fresh.replace(target)
     target.with_name(f"{target.name}.sha256").write_text(f"{checksum}  {target.name}\n")
     return target

@@ -282,6 +282,7 @@ class TarReader:
                 content += piece
         except PACKING_ERRORS as error:
             raise BadArchive(f"it is damaged: {error}") from None
+        # An xz stream names the size of its own dictionary, up to 4 GiB (xz(1)).
         except MemoryError:
             raise BadArchive("it needs too much memory to unpack") from None
         if len(content) < count:

@@ -71,6 +71,8 @@ def _fetch_what_is_wanted(fetch: Any, made: Any, repo: Repo, depth: int | None) 
 
     try:
         result = fetch(lambda refs, depth=None: [_wanted(refs, repo)], depth=depth)
+    # Many servers give only the commits that branches and tags point to (git-config(1),
+    # uploadpack.allowReachableSHA1InWant).
     except GitProtocolError:
         if repo.commit is None:
             raise

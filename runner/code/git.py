@@ -95,6 +95,7 @@ class ImageGit:
         _require(done, "the earlier changes cannot be taken back from the repository")
 
     async def _apply(self, diff: Path, target: str, *options: str) -> Outcome:
+        # Whitespace is the user's: git warns of it by default, once for each line.
         argv = ["-C", target, "apply", "--binary", "--whitespace=nowarn", *options, "-"]
         lent = _Lent(env=await asyncio.to_thread(self._trust, target))
         with diff.open("rb") as stdin:

@@ -124,6 +124,8 @@ class Patching:
         """Check that the path is within the repository, not in git's own folder, and passes no
         link."""
         try:
+            # A patch can name `../x`, `.git/hooks/x` or a path below a link: git refuses them too
+            # (git-apply(1), --unsafe-paths).
             if not validate_path(path, get_path_element_validator(self._config)):
                 raise InvalidPathError(path)
             verify_leading_dirs(path, [], self._root)

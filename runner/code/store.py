@@ -52,6 +52,7 @@ class CodeStore:
             found = await _store(arriving, pieces)
             if found != digest:
                 raise Refused(400, "damaged", "the code does not match its digest", "digest")
+            # Renamed once it is whole: a reader of this digest finds all of it, or nothing.
             await asyncio.to_thread(os.replace, arriving, self.path(digest))
         except BaseException:
             arriving.unlink(missing_ok=True)

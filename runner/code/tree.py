@@ -78,6 +78,7 @@ class TreeWriter:
         if entry.kind is Kind.SYMLINK:
             os.symlink(entry.target, name, dir_fd=folder)
             if self._owner is not None:
+                # Of the link, not of what it leads to: that may be a file of the image.
                 os.chown(name, *self._owner, dir_fd=folder, follow_symlinks=False)
         elif entry.kind is Kind.HARDLINK:
             self._link(entry)

@@ -275,6 +275,7 @@ class Connection(asyncio.Protocol):
                 keeps = await self._answer(request)
             if keeps and self._refusal is not None:
                 self._write(as_refusal(self._refusal), keeps=False)
+        # The client is gone: nobody reads the rest of the answer.
         except ConnectionError:
             keeps = False
         except Exception:

@@ -54,6 +54,7 @@ class Server:
         try:
             async with asyncio.timeout(seconds):
                 await self._empty.wait()
+        # A client that reads nothing must not hold up the end of the container.
         except TimeoutError:
             for connection in tuple(self._connections):
                 connection.abort()

@@ -46,6 +46,7 @@ def accept_key(headers: Mapping[str, str]) -> str:
         and headers.get("sec-websocket-version") in _VERSIONS
     )
     key = headers.get("sec-websocket-key", "")
+    # A key that is no base64 is refused as one of another length is (RFC 6455, 4.2.1).
     with suppress(binascii.Error):
         if asks and len(binascii.a2b_base64(key.encode())) == _KEY_BYTES:
             return accept_of(key)

@@ -181,7 +181,7 @@ class Batch:
     def open(self) -> None:
         """Let jobs run: the first one has ended and left nothing behind."""
         self._dirty = None
-        self._leaves.stock()
+        self._leaves.keep_ready()
         self._heard_at = asyncio.get_running_loop().time()
 
     def close(self, grace: float | None) -> None:

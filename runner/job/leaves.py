@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 class Leaves(Protocol):
     """Where a batch gets a leaf for each of its jobs."""
 
-    def stock(self) -> None:
+    def keep_ready(self) -> None:
         """Have some ready soon: jobs will be carried."""
 
     async def take(self) -> Leaf | None:
@@ -58,15 +58,15 @@ class SuppliedLeaves:
         self._held: set[int] = set()
         self._ended: list[int] = []
         self._home: tuple[int, ...] = ()
-        self._is_stocking = False
+        self._keeps_ready = False
         self._asked = 0
         self._came = asyncio.Event()
 
     def make_protocol(self) -> asyncio.Protocol:
         return LeafLink(self)
 
-    def stock(self) -> None:
-        self._is_stocking = True
+    def keep_ready(self) -> None:
+        self._keeps_ready = True
         self._ask()
 
     async def take(self) -> Leaf | None:
@@ -135,7 +135,7 @@ class SuppliedLeaves:
             self._drop_link()
 
     def _ask(self) -> None:
-        if self._link is None or not self._is_stocking or self._asked:
+        if self._link is None or not self._keeps_ready or self._asked:
             return
         if len(self._free) > _REFILL:
             return

@@ -209,6 +209,8 @@ def judge(
     if ending.code == 0 and ending.signal is None:
         return Verdict(ExitReason.DONE_BY_RUNNER)
     stage = "setup failed: " if in_setup else ""
+    # The kernel may have killed a helper of the job: only the main process's end tells why the job
+    # ended.
     if oom_killed and ending.code == _KILLED_CODE:
         return Verdict(
             ExitReason.OUT_OF_MEMORY,
@@ -233,9 +235,11 @@ def _asks_for_restart(ending: Ending, interruption: Interruption) -> bool:
 def last_line(tail: bytes, secrets: Iterable[str]) -> str:
     """Return the last meaningful line of stderr, without secrets and control bytes."""
     text = tail.decode("utf-8", "replace")
+    # The longest first: a shorter one within it would leave the rest of it readable.
     for secret in sorted(secrets, key=len, reverse=True):
         if secret:
             text = text.replace(secret, "***")
+    # A progress bar writes its line again and again after a carriage return.
     lines = (line.strip() for line in text.replace("\r", "\n").split("\n"))
     written = [line for line in lines if line]
     if not written:

@@ -150,6 +150,7 @@ def _tree(root: str) -> Entries:
                         seen.add(_itself(entry.path, about))
                     else:
                         seen.add(_entry(entry.path, about))
+        # It was removed since it was listed.
         except OSError:
             continue
     return frozenset(seen)

@@ -258,6 +258,7 @@ class SegmentLog:
         try:
             os.ftruncate(self._fd, segment.size)
         except OSError:
+            # Nothing may be written after half a frame: a reader could not find the next one.
             fd, self._fd = self._fd, -1
             os.close(fd)
             raise

@@ -196,6 +196,7 @@ def find(program: str, env: Mapping[str, str], cwd: str) -> str | None:
     if "/" in program:
         path = os.path.join(cwd, program)
         return path if _is_executable(path) else None
+    # An empty or relative entry is meant from the working folder (bash(1), PATH).
     folders = env.get("PATH", environment.DEFAULT_PATH).split(":")
     paths = (os.path.join(cwd, folder, program) for folder in folders)
     return next((path for path in paths if _is_executable(path)), None)

@@ -88,6 +88,8 @@ class Scratch:
                 # An earlier runner's, or made by another user: it is not used as it is.
                 _remove(folder)
                 folder.mkdir(mode=0o700)
+            # This folder is read-only or full, or holds what another user put there: the next
+            # place.
             except OSError:
                 continue
             if self._owner is not None:

@@ -149,6 +149,7 @@ class Child:
         if result.si_code == os.CLD_EXITED:
             ending = Ending(result.si_status)
         else:
+            # As a shell does: 128 and the number of the signal (bash(1), EXIT STATUS).
             ending = Ending(128 + result.si_status, signal_name(result.si_status))
         self.ended.set_result(ending)
         self._children.disown(self.pid)

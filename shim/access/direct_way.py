@@ -141,6 +141,7 @@ class DirectWays:
         """A removal that is not over goes on with the next shim."""
         tasks: list[asyncio.Task[DirectAnswer] | asyncio.Task[None]] = [*self._opening]
         if self._removing is not None:
+            # The file that orders the removal stays, and the next shim goes on with it.
             self._removing.cancel()
             tasks.append(self._removing)
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -151,6 +152,7 @@ class DirectWays:
         async with self._changing:
             self._ways = {name: to for name, to in self._ways.items() if name in names}
             await self._in_thread(self._write_ways)
+            # An HAProxy that is away reads the file when it starts.
             with contextlib.suppress(HaproxyAway, HaproxyRefused):
                 await self._tell_ways()
 
@@ -188,6 +190,7 @@ class DirectWays:
             await pause(AGAIN_SECONDS)
             try:
                 async with self._changing:
+                    # A handshake that was under way at the first cut has become a session since.
                     is_second = self._is_cut
                     await self._cut()
                     if is_second:

@@ -315,6 +315,8 @@ class _Caller(RelayEnd):
         if self.other is not None:
             self.other.write(data)
             return
+        # The other end is not there yet: what a client sends ahead is kept up to a bound, and TCP
+        # holds back the rest.
         self._early += data
         if len(self._early) > BUFFER_BYTES and self.transport is not None:
             self.transport.pause_reading()

@@ -31,6 +31,7 @@ def reload_sshd() -> None:
     for unit in _UNITS[:-1]:
         try:
             _run("systemctl", "reload", unit)
+        # systemctl fails where the unit has the other name.
         except subprocess.CalledProcessError:
             continue
         return

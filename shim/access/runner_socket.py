@@ -40,6 +40,8 @@ async def open_socket(settings: Settings, info: TaskInfo, executor: Executor) ->
     try:
         await arrival(folder, RUNNER_SOCKET_NAME)
         await in_thread(_link, folder, link)
+    # The folder is the job's as well: it may have removed the socket, or have put a link in its
+    # place.
     except OSError as error:
         log.error("task %s: its runner cannot be reached: %s", info.id, error)
         return False

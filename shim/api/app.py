@@ -92,6 +92,7 @@ async def read_segments(
             while at < size:
                 want = min(_PIECE, size - at)
                 piece = await loop.run_in_executor(executor, os.pread, fd, want, at)
+                # The job has cut the file since: what it has now is all there is.
                 if not piece:
                     break
                 at += len(piece)
@@ -242,6 +243,8 @@ class Routes:
             try:
                 async for piece in read_segments(folder, source, self._daemon.executor):
                     await response.write(piece)
+            # The head is sent, so the answer can only end before what the job has put in its log's
+            # place.
             except safe_files.UnsafeFile as error:
                 log.warning("task %s: %s", info.id, error)
             await response.write_eof()
@@ -292,6 +295,7 @@ def _note_contact(daemon: Daemon) -> Middleware:
     async def noting_contact(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = await handler(request)
         if FENCE_HEADER in request.headers:
+            # Only a route that asks for no fence lets a malformed one pass.
             with contextlib.suppress(ValueError):
                 daemon.heard(Fence.parse(request.headers[FENCE_HEADER]))
         return response

@@ -93,6 +93,7 @@ class ForkServer:
         """Return the exit code of a reaper that has ended; None: nobody knows it."""
         with self._lock:
             until = time.monotonic() + ANSWER_SECONDS
+            # A server that is gone reaps nobody: then only the exit record tells the code.
             with suppress(OSError):
                 while pid in self._children and pid not in self._codes and self._socket is not None:
                     self._receive(until)

@@ -268,6 +268,7 @@ class ProcessEngine:
         while True:
             try:
                 return await self._in_thread(lambda: self._finish(state))
+            # A process in uninterruptible sleep does not die of SIGKILL before it wakes up.
             except EngineError as error:
                 log.warning("task %s: %s", state.spec.task_id, error)
             await asyncio.sleep(pause)

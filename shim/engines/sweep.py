@@ -25,6 +25,7 @@ def end_marked(name: str, mark: str, patience: float) -> tuple[int, ...]:
     while found := _frozen(name, mark, until):
         for process in found:
             _signal(process, signal.SIGKILL)
+        # kill(2) returns before the process has left the kernel.
         while any(procfs.is_alive(process) for process in found):
             if time.monotonic() > until:
                 return tuple(process.pid for process in found if procfs.is_alive(process))
@@ -45,6 +46,7 @@ def _frozen(name: str, mark: str, until: float) -> set[Process]:
             return found
         for process in moving:
             _signal(process, signal.SIGSTOP)
+        # A process stops when it is next scheduled, not when kill(2) returns.
         if found == seen:
             time.sleep(_PAUSE)
         seen = found

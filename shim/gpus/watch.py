@@ -63,12 +63,12 @@ class _Known:
 class GpuWatch:
     """Watches the GPUs: `open` reads them once, `start` watches them from then on."""
 
-    def __init__(self, gpus: Gpus, faults: Records[Fault], roll: RememberedGpus) -> None:
+    def __init__(self, gpus: Gpus, faults: Records[Fault], remembered: RememberedGpus) -> None:
         self._gpus = gpus
         self._records = faults
         self._faults: dict[str, Fault] = {}
         self._known: dict[str, _Known] = {}
-        self._roll = roll
+        self._remembered = remembered
         self._gone: frozenset[str] = frozenset()
         self._listing = asyncio.Lock()
         self._is_stale = asyncio.Event()
@@ -92,7 +92,7 @@ class GpuWatch:
             log.error("the record of a broken GPU is damaged and set aside: %s", uuid)
             unknown = GpuInfo(uuid=uuid, index=0, name="unknown", memory=0)
             await self._cordon(unknown, health.record_damaged())
-        await self._roll.load(held)
+        await self._remembered.load(held)
         await self._gpus.open()
         await self._list()
         if self._is_to_confirm():
@@ -169,7 +169,7 @@ class GpuWatch:
         """
         whole = self._whole(uuid)
         # First: after a crash in between, the GPU is still cordoned and can be cleared again.
-        await self._roll.forget(whole)
+        await self._remembered.forget(whole)
         await self._records.delete(whole)
         fault = self._faults.pop(whole, None)
         if fault is not None:
@@ -202,8 +202,8 @@ class GpuWatch:
     async def _list(self) -> None:
         async with self._listing:
             found = {gpu.uuid: gpu for gpu in await self._gpus.list()}
-            await self._roll.remember(found.values())
-            gone = self._gpus.missing(self._roll.boards())
+            await self._remembered.remember(found.values())
+            gone = self._gpus.missing(self._remembered.boards())
             confirmed = gone & self._gone
             self._gone = gone
             self._take_over(found)
@@ -212,7 +212,7 @@ class GpuWatch:
                 await self._found(known.info, health.gone())
 
     def _take_over(self, found: dict[str, GpuInfo]) -> None:
-        gone = {gpu.uuid: gpu for board in self._gone for gpu in self._roll.units(board)}
+        gone = {gpu.uuid: gpu for board in self._gone for gpu in self._remembered.units(board)}
         there = self._gpus.boards()
         for uuid, known in list(self._known.items()):
             is_split_anew = (known.info.parent or uuid) in there
@@ -274,6 +274,7 @@ class GpuWatch:
     async def _keep_listening(self) -> None:
         while True:
             event = await self._gpus.next_event()
+            # A GPU that fails or falls silent here is judged by its next reading.
             with contextlib.suppress(GpuError):
                 await self._judge(event)
 

@@ -250,10 +250,12 @@ class ImagesAhead:
         auth = image.wanted.registry_auth
         pull = asyncio.ensure_future(self._images.pull_ahead(image.reference, auth, progress))
         try:
+            # Docker looks at no disk before a pull, so the disk is looked at while it fills.
             while not (await asyncio.wait((pull,), timeout=self._limits.disk_every))[0]:
                 await self._require_room(image, done)
             pull.result()
         finally:
+            # Also when this is cancelled: nobody else holds this pull.
             if not pull.done():
                 pull.cancel()
                 await asyncio.wait((pull,))

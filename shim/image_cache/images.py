@@ -215,6 +215,7 @@ class Images:
                 image = await self._pull_with_room(reference, auth, pull)
             finally:
                 await self.access.pull_ended(reference)
+        # Without the note the image is only never collected: no reason to fail the task.
         with contextlib.suppress(OSError):
             if not was_here:
                 await self._note(reference)
@@ -230,6 +231,7 @@ class Images:
             may_remove = error.problem is ImageProblem.NO_SPACE and pull.is_for_a_task
             if not may_remove or not await self._make_room():
                 raise
+            # Only once more: what could be removed is removed by now.
             return await self._pull_once(reference, auth, pull.tell)
 
     async def _pull_once(

@@ -62,6 +62,7 @@ def infiniband(dev: Path = Path("/dev")) -> tuple[str, ...]:
     folder = dev / "infiniband"
     try:
         return tuple(sorted(name for name in os.listdir(folder) if not (folder / name).is_dir()))
+    # A node without InfiniBand has no such folder.
     except OSError:
         return ()
 

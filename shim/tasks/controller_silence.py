@@ -83,6 +83,7 @@ class ControllerSilence:
 
     async def close(self) -> None:
         self._loop.cancel()
+        # Awaiting a cancelled task raises its CancelledError here; ours is not meant.
         with contextlib.suppress(asyncio.CancelledError):
             await self._loop
 
@@ -96,6 +97,7 @@ class ControllerSilence:
                 if silent >= patience:
                     await self._stop(task, patience)
             left = [patience - silent for _, patience in waiting if patience > silent]
+            # A task that comes meanwhile may have a shorter limit than those that wait.
             await asyncio.sleep(min([_LOOK_SECONDS, *left]))
 
     def _waiting(self) -> list[tuple[TaskState, float]]:

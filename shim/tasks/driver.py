@@ -133,6 +133,7 @@ async def _do_when_engine_answers(ctx: StepContext, step: Step) -> None:
             if left <= 0:
                 raise
             with contextlib.suppress(TimeoutError):
+                # `ready` waits for as long as the engine is away, which may be for good.
                 async with asyncio.timeout(left):
                     await ctx.engine.ready()
 
@@ -282,5 +283,6 @@ def _read_exit_record(ctx: StepContext) -> str | None:
     data = safe_files.read_small(folder, EXIT_RECORD_NAME, _MAX_EXIT_RECORD)
     try:
         return data.decode() if data else None
+    # The job can write this file too: what is no text is none of the runner's.
     except UnicodeDecodeError:
         return None

@@ -65,6 +65,7 @@ async def _let_go(task: TaskState) -> None:
     """End the task's driver; the container goes on."""
     if task.driver is not None:
         task.driver.cancel()
+        # Not `await` itself: its CancelledError would look like one of this caller's.
         await asyncio.wait({task.driver})
 
 

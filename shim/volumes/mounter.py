@@ -183,6 +183,7 @@ def _command(argv: list[str], path: Path) -> subprocess.CompletedProcess[str]:
             timeout=_MOUNT_SECONDS,
             check=False,
         )
+    # A network device that is gone holds mount(8) in the kernel until its driver gives up.
     except subprocess.TimeoutExpired:
         raise VolumeError(f"{path} does not answer: {argv[0]} took too long") from None
 

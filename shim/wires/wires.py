@@ -173,6 +173,7 @@ class Wires:
                 raise WireError(f"container {one.container} has ended")
             if self._is_complete(one, name, inside):
                 return
+            # A crash may have left half of it, and `ip link add` refuses a name that exists.
             self._unlink(name)
             try:
                 self._make(one, name, inside, held)

@@ -32,14 +32,14 @@ async def end_streams(app: web.Application) -> None:
 
 
 class Heartbeat:
-    """When a line is due on a stream that has told nothing, however often its writer was woken."""
+    """When a line is due on a stream that has sent nothing, however often its writer was woken."""
 
     def __init__(self, seconds: float = HEARTBEAT_SECONDS) -> None:
         self._seconds = seconds
         self._now = asyncio.get_running_loop().time
         self._due = self._now() + seconds
 
-    def told(self) -> None:
+    def sent(self) -> None:
         self._due = self._now() + self._seconds
 
     @property

@@ -179,6 +179,7 @@ async def _send_until_gone(
     finally:
         for task in (sending, reading):
             task.cancel()
+        # Both use the one connection: neither may outlive this request.
         await asyncio.gather(sending, reading, return_exceptions=True)
 
 

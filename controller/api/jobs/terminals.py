@@ -99,6 +99,7 @@ async def _carry(socket: web.WebSocketResponse, process: Process) -> None:
     ]
     try:
         async with quiet:
+            # Either side may end first: the shell, or the browser's tab.
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     except TimeoutError:
         await _say(socket, error=f"nothing happened here for {IDLE_SECONDS / 60:.0f} minutes")
@@ -117,6 +118,7 @@ async def _to_job(socket: web.WebSocketResponse, process: Process, heard: Heard)
         elif message.type is WSMsgType.TEXT:
             try:
                 size = decoder_of(_Size).decode(message.data)
+            # A page of another version may send what this one does not know: the terminal goes on.
             except msgspec.DecodeError:
                 continue
             process.change_terminal_size(size.columns, size.rows)

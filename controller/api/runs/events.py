@@ -76,14 +76,14 @@ async def _events(call: Call, run_id: str | None, after: int) -> AsyncIterator[E
             for stored in page:
                 yield event_view(stored)
                 after = stored.seq
-                heartbeat.told()
+                heartbeat.sent()
             if len(page) == _PAGE:
                 continue
             if ended:
                 return
             if not await heartbeat.wait(changed):
                 yield None
-                heartbeat.told()
+                heartbeat.sent()
 
 
 async def _has_ended(call: Call, run_id: str) -> bool:

@@ -247,6 +247,7 @@ class GcpCloud:
             raise Refused(f"the user-data has {size} bytes, and Google takes {MAX_USER_DATA}")
         try:
             operation = await self._begin(order, where)
+        # The answer to an earlier order may have been lost: the machine of this name is looked at.
         except (NameTaken, NoCapacity, QuotaReached, Refused) as error:
             return await self._made_before(order, error)
         return Accepted(outcome=partial(self._outcome, order, operation))

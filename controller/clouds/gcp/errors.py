@@ -92,6 +92,7 @@ def refusal(what: str, status: int, body: bytes) -> CloudError:
     """
     try:
         content = decoder_of(_Answer).decode(body).error
+    # A proxy on the way answers with a page of its own.
     except msgspec.MsgspecError:
         content = _Content()
     reason = next((one.reason for one in content.errors if one.reason), content.status)

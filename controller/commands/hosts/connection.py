@@ -252,6 +252,7 @@ def known_key(target: Target, found: Sequence[str]) -> str | None:
     file = Path(os.environ.get("HOME", "/")) / ".ssh/known_hosts"
     try:
         trusted = asyncssh.match_known_hosts(str(file), target.host, "", target.port)[0]
+    # A user without a known_hosts file, or with lines in it that asyncssh cannot read.
     except (OSError, ValueError, asyncssh.Error):
         return None
     lines = {public_line(key) for key in trusted}

@@ -89,6 +89,8 @@ def _identity(found: SSHClientConfig) -> Path | None:
         file = Path(name).expanduser()
         try:
             asyncssh.read_private_key(file)
+        # ssh, too, goes on to the next IdentityFile (ssh_config(5)); a key with a passphrase needs
+        # an agent.
         except (OSError, asyncssh.KeyImportError):
             continue
         return file

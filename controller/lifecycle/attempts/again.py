@@ -82,7 +82,7 @@ def ended(draft: Draft, report: StartEnded) -> None:
     # A job can impersonate its runner, and number what nobody asked for.
     if not max(starts.begun, before + 1) <= report.number <= starts.asked:
         return
-    reason, message = as_told_by_runner(report.reason, report.message, report.exit_code)
+    reason, message = reason_from_runner(report.reason, report.message, report.exit_code)
     end = StartEnd(
         number=report.number,
         at=min(max(report.at, attempt.running_at or attempt.submitted_at), draft.now),
@@ -93,7 +93,7 @@ def ended(draft: Draft, report: StartEnded) -> None:
     draft.change_attempt(attempt, starts=replace(starts, begun=report.number, ended=end))
 
 
-def as_told_by_runner(
+def reason_from_runner(
     reason: Reason, message: str | None, exit_code: int | None
 ) -> tuple[Reason, str | None]:
     """Return the reason and message of an end that a runner tells."""

@@ -258,7 +258,7 @@ def _interrupted(draft: Draft, attempt: Attempt, report: RunnerExited) -> Claim 
 
 
 def _runner_exited(report: RunnerExited) -> Claim:
-    reason, message = again.as_told_by_runner(report.reason, report.message, report.exit_code)
+    reason, message = again.reason_from_runner(report.reason, report.message, report.exit_code)
     rank = ROWS[reason].runner_rank
     assert rank is not None
     return Claim(rank=rank, reason=reason, message=message, cause="RunnerExited")

@@ -47,7 +47,7 @@ from runner.client import RunnerError, RunnerUnavailable
 
 log = logging.getLogger(__name__)
 WAIT = 0.5
-"""Seconds that a runner without news waits with its answer: an order waits as long at most."""
+"""Seconds that a runner with nothing new waits with its answer: an order waits as long at most."""
 FIRST_PAUSE, MAX_PAUSE = 0.02, 2.0
 """Seconds between two questions while nothing of the answers is stored."""
 MAX_SENT = 32 << 20
@@ -90,6 +90,8 @@ class BatchRunner:
         try:
             while await batch.once(runner):
                 self._silent_since.pop(context.attempt.id, None)
+        # A runner that is killed with its container looks like one that is cut off, until the shim
+        # says which.
         except RunnerUnavailable:
             self._note_silence(context, connection)
             raise
@@ -100,6 +102,7 @@ class BatchRunner:
             else:
                 self._note_silence(context, connection)
             raise RetryLater(str(error)) from error
+        # The runner keeps what was not acknowledged, so nothing is lost by asking again.
         except (StoreUnavailable, LeaseLost) as error:
             raise RetryLater(str(error)) from error
         finally:
@@ -182,7 +185,7 @@ class _Exchange:
         return True
 
     async def _pause_if_refused(self, before: RunState) -> None:
-        """Wait, longer each time, while the store refuses the run: the runner has the same news
+        """Wait, longer each time, while the store refuses the run: the runner has the same to say
         until they are stored, and answers at once."""
         if self._pipeline.known.get(self._run_id) is not before:
             self._refusals = 0
@@ -326,6 +329,8 @@ class _Exchange:
         try:
             self._links[attempt_id].look(await writer.append(data))
             self._storing[attempt_id].came()
+        # The job writes its log's folder as well: a damaged one must not hold up those that it
+        # shares the container with.
         except BadFrame as error:
             log.warning("the log of attempt %s is damaged: %s", attempt_id, error)
             self._damaged.add(attempt_id)

@@ -186,6 +186,8 @@ class JobStarter:
                 await runner.run()
         except RunnerError as error:
             if error.status >= 500:
+                # 5xx: a fault that may pass. What the runner refuses otherwise, it would refuse
+                # again.
                 raise RetryLater(str(error)) from error
             self._give_up(context, f"the runner refused the job: {error.message}")
             return
@@ -259,14 +261,14 @@ class RunnerFollower:
     async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
         attempt, run_id = context.attempt, context.state.run.id
         runner = connection.runner(to_node.runner_socket(context))
-        heard_at, told = self._clock.now(), -1
+        heard_at, reported = self._clock.now(), -1
         try:
             async with contextlib.aclosing(runner.status_events()) as events:
                 async for event in events:
                     heard_at = self._clock.now()
                     self._silent_since.pop(attempt.id, None)
-                    if event.start_end is not None and event.start_end.number > told:
-                        told = event.start_end.number
+                    if event.start_end is not None and event.start_end.number > reported:
+                        reported = event.start_end.number
                         self._pipeline.post(
                             from_node.start_ended(run_id, attempt.id, event.start_end)
                         )
@@ -283,6 +285,8 @@ class RunnerFollower:
                             )
                         self._pipeline.post(from_node.runner_exited(run_id, attempt.id, event.exit))
                         return
+        # The container may be ending at this moment: the shim, which outlives it, tells whether it
+        # is.
         except RunnerUnavailable:
             self._note_silence(context, connection, heard_at)
             raise

@@ -178,6 +178,7 @@ async def _gone(removal: Awaitable[None]) -> None:
     try:
         await removal
     except ShimError as error:
+        # 404: it is gone already, as after an answer that was lost.
         if error.status != 404:
             raise RetryLater(str(error)) from error
 

@@ -201,6 +201,7 @@ class LogCollector:
         try:
             return (await connection.shim.task(attempt_id)).notices
         except ShimError as error:
+            # 404: the task is removed, and its notices with it.
             if error.status != 404:
                 raise RetryLater(str(error)) from error
             return ()

@@ -52,10 +52,14 @@ class OutputCollector:
             try:
                 stored = await self._collect(attempt_id, connection)
             except ShimError as error:
+                # 404: the task is gone, and its outputs with it. Asking again would not bring them
+                # back.
                 if error.status != 404:
                     raise RetryLater(str(error)) from error
                 self._pipeline.post(reports.TaskMissing(run_id=run_id, attempt_id=attempt_id))
                 return
+            # The stream was cut off, or its file changed while it was read: the shim still has all
+            # of it.
             except OutputsDamaged as error:
                 raise RetryLater(f"the outputs came damaged: {error}") from error
         try:

@@ -56,6 +56,8 @@ async def port_accepts(
         stream = await connection.runner(to_node.runner_socket(context)).connect_port(port)
     except RunnerError as error:
         return f"port {port}: {error.message}"
+    # The connection alone is the answer: a server that waits for a request must not wait for this
+    # one.
     stream.writer.close()
     return None
 
@@ -113,6 +115,7 @@ class ReplicaProber:
         try:
             async with asyncio.timeout(probe.timeout):
                 return await self._try(context, connection, probe)
+        # A frozen job takes connections, by its kernel, and never answers.
         except TimeoutError:
             return f"no answer within {probe.timeout:g} s"
 

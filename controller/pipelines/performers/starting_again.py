@@ -75,6 +75,8 @@ class StarterAgain:
         except RunnerError as error:
             if error.status >= 500:
                 raise RetryLater(str(error)) from error
+            # A container lives on with the runner that it started with, also through upgrades of
+            # its node.
             is_older = error.status == _OLDER_RUNNER
             why = "its node's runner is of an older version" if is_older else error.message
             self._refuse(context, number, why)

@@ -161,6 +161,7 @@ class GatewayService:
             try:
                 if (changed.domain, changed.certificate) != (known.domain, known.certificate):
                     await self._settles(request.name)
+            # Also when the request is cut off: nobody would hear that the new settings do not work.
             except (Unprocessable, asyncio.CancelledError):
                 await self._gateways.save(known)
                 raise
@@ -192,6 +193,7 @@ class GatewayService:
         try:
             async with asyncio.timeout(FIRST_GREETING_SECONDS):
                 await session.until(_is_decided)
+        # What its session says of it tells more than that time is over.
         except TimeoutError:
             pass
         if not session.is_up:

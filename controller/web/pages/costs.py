@@ -31,13 +31,13 @@ _NOBODY = {
 
 
 class CostPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The piece of a bar that is one group's; `said` is the whole sentence."""
+    """The piece of a bar that is one group's; `label` is the whole sentence."""
 
     color: int
     x: int
     y: float
     height: float
-    said: str
+    label: str
 
 
 class CostBar(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,8 +136,8 @@ def _parts(
         if amount:
             height = round(amount / highest * _HEIGHT, 2)
             top = round(top - height, 2)
-            said = f"{period}, {group}: {money(amount)}"
-            found.append(CostPart(color=color, x=x, y=top, height=height, said=said))
+            label = f"{period}, {group}: {money(amount)}"
+            found.append(CostPart(color=color, x=x, y=top, height=height, label=label))
     return tuple(found)
 
 

@@ -168,6 +168,7 @@ class _Reader:
                     return bool(self._scalars.construct_yaml_bool(node))
                 case "null":
                     return None
+        # PyYAML resolves tags by patterns that allow more than its constructors take, such as 0x_.
         except (ValueError, KeyError):
             self._refuse(node, path, "is not a value that can be read; quote it")
         return self._refuse(node, path, _tag(node))

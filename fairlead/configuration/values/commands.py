@@ -37,6 +37,7 @@ class Argv(tuple[str, ...]):
         if isinstance(value, str):
             try:
                 words = shlex.split(value)
+            # shlex's words begin with a capital letter: `No closing quotation`.
             except ValueError as error:
                 raise ValueError(f"can't be split into words: {str(error).lower()}") from None
         elif isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):

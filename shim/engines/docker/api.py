@@ -88,6 +88,7 @@ async def ensure_volume(call: Call, api: Any, name: str) -> str:
             await call(lambda: api.inspect_volume(full))
         except NotFound:
             await call(lambda: api.create_volume(full))
+    # Before its base EngineError: an engine that restarts is no fault of the volume.
     except EngineUnavailable:
         raise
     except DockerRefused as error:

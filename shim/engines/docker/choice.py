@@ -178,6 +178,7 @@ class NetworkChooser:
     def _namespace_of_engine(self) -> Namespace:
         try:
             return Namespace.of_engine(self._socket)
+        # An engine behind TCP has no process here that the kernel could name.
         except WireError as error:
             log.warning("%s; it is taken for the shim's own", error)
             return Namespace()

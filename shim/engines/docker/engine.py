@@ -273,6 +273,7 @@ class DockerEngine:
         for left in reversed(range(_START_TRIES)):
             try:
                 await self._call(lambda: self._api.start(container_id))
+            # Before its base EngineError: the driver waits for the engine and repeats the step.
             except EngineUnavailable:
                 raise
             except EngineError as error:

@@ -52,6 +52,7 @@ async def past_of(call: Call, api: Any, container_id: str, dialect: Dialect = DO
         if dialect.filters_past:
             asked["filters"] = {"container": container_id}
         events = await call(lambda: list(api.events(decode=True, **asked)))
+    # Before its base EngineError: the driver waits for the engine and asks again.
     except EngineUnavailable:
         raise
     except (EngineError, KeyError, ValueError):

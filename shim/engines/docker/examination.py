@@ -110,6 +110,8 @@ def networks_of_shim(path: Path) -> NetworksOfNode:
     """Ask the shim itself: only it knows its options. It may not answer: then nothing is known."""
     try:
         with socket.socket(socket.AF_UNIX) as shim, shim.makefile("rb") as answer:
+            # A socket waits for ever by default (socket(7)), and a shim that hangs is what the
+            # doctor looks for.
             shim.settimeout(_SHIM_SECONDS)
             shim.connect(str(path))
             shim.sendall(b"GET /v1/node HTTP/1.0\r\n\r\n")

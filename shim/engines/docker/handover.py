@@ -190,6 +190,8 @@ def _devices_of(path: Path, kind: str | None) -> list[str]:
         if spec["kind"] != kind:
             return []
         return [str(device["name"]) for device in spec["devices"]]
+    # A vendor's tool writes it, and may be doing so now; without PyYAML no spec in YAML can be
+    # read.
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         log.warning("the CDI spec %s cannot be read: %s", path, error)
         return []

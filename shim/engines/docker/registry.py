@@ -57,6 +57,8 @@ def prove_any(
     """Do as `prove` with the first of these digests that shows it. Raise the last one's error."""
     *others, last = digests
     for digest in others:
+        # Another repository may have compressed the same image into a manifest that this registry
+        # lacks.
         with suppress(ImageError):
             return prove(repository, digest, image_id, auth, settings)
     return prove(repository, last, image_id, auth, settings)

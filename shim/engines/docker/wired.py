@@ -154,6 +154,7 @@ class WiredNetworks:
     async def stop_repairing(self) -> None:
         if self._repairing is not None:
             self._repairing.cancel()
+            # Awaiting a cancelled task raises its CancelledError here; ours is not meant.
             with contextlib.suppress(asyncio.CancelledError):
                 await self._repairing
             self._repairing = None
@@ -277,6 +278,7 @@ def resolvers(files: Iterable[Path] = _RESOLVERS) -> tuple[tuple[str, ...], tupl
     """
     for file in files:
         servers, search = [], tuple[str, ...]()
+        # Only nodes with systemd-resolved have the second file.
         with contextlib.suppress(OSError):
             for line in file.read_text(errors="replace").splitlines():
                 words = line.split()

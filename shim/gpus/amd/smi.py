@@ -93,6 +93,7 @@ class AmdGpus:
             handles = await self._ask(self._library, self._smi.amdsmi_get_processor_handles)
         except GpuError as error:
             log.debug("the driver does not list its GPUs: %s", error)
+            # A driver that is being reset refuses for seconds: what was known stays listed.
             return tuple(unit.info for unit in self._units.values())
         self._boards = {index: uuid for index, uuid in self._boards.items() if index < len(handles)}
         self._is_complete = bool(handles)
@@ -131,6 +132,7 @@ class AmdGpus:
             return await lane.call(act, seconds)
         except GpuError:
             raise
+        # amdsmi's exceptions are known only once its library is loaded, which not every node has.
         except Exception as error:
             if self._smi is None or not isinstance(error, self._smi.AmdSmiException):
                 raise

@@ -135,6 +135,7 @@ class NvmlGpus:
             count = await self._ask(self._library, lambda: int(self._nvml.nvmlDeviceGetCount()))
         except GpuError as error:
             log.debug("the driver does not list its GPUs: %s", error)
+            # A driver that is being reset refuses for seconds: what was known stays listed.
             return tuple(unit.info for unit in self._units.values())
         self._boards = {index: uuid for index, uuid in self._boards.items() if index < count}
         self._is_complete = count > 0
@@ -183,6 +184,7 @@ class NvmlGpus:
             return await lane.call(act, seconds)
         except GpuError:
             raise
+        # NVML's exceptions are known only once its module is loaded, which not every node has.
         except Exception as error:
             code = getattr(error, "value", None)
             if self._nvml is None or not isinstance(error, self._nvml.NVMLError):
@@ -385,6 +387,7 @@ def mig_devices(number: int, gi: int, ci: int, minors: Path = _MIG_MINORS) -> tu
     """Return the capability files of a MIG instance; none if the driver has not listed them."""
     try:
         lines = minors.read_text().splitlines()
+    # A driver without MIG makes no such file.
     except OSError:
         return ()
     known = dict(line.rsplit(" ", 1) for line in lines if " " in line)

@@ -100,6 +100,8 @@ class XidListener:
             self._changed.clear()
             try:
                 events = self._nvml.nvmlEventSetCreate()
+            # A driver that is being reloaded gives no events; the readings of each GPU go on
+            # without them.
             except self._nvml.NVMLError:
                 self._ended.wait(_RETRY_SECONDS)
                 continue
@@ -107,6 +109,7 @@ class XidListener:
                 self._register(events)
                 self._take_all(events)
             finally:
+                # The set has gone with a driver that was unloaded meanwhile.
                 with contextlib.suppress(self._nvml.NVMLError):
                     self._nvml.nvmlEventSetFree(events)
 

@@ -86,6 +86,7 @@ class Published:
             return
         try:
             port = await ctx.engine.published_port(info.container_id, CONTAINER_PORT)
+        # Before its base EngineError: the port is asked for again once the engine answers.
         except EngineUnavailable:
             raise
         except EngineError as error:

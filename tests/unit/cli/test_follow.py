@@ -20,8 +20,8 @@ from fairlead.follow import (
     Outages,
     Patience,
     follow_log,
-    patiently,
     unread,
+    until_answered,
 )
 from fairlead.model.statuses import RunStatus
 from fairlead.rest import ControllerClient
@@ -108,7 +108,7 @@ def test_a_question_is_asked_until_it_is_answered() -> None:
             raise answer
         return answer
 
-    assert patiently(Outages(told.append), ask) == "yes"
+    assert until_answered(Outages(told.append), ask) == "yes"
     assert told == ["away; trying again", "the controller is back"]
 
 

@@ -22,14 +22,14 @@ from controller.lifecycle.model import (
     NodeGpu,
     NodeStatus,
 )
-from controller.replica.answers import ANSWERED, AnsweringCopy, Answers, ForPages, Told
+from controller.replica.answers import ANSWERED, AnsweringCopy, Answers, FeedPosition, ForPages
 from controller.replica.copy import Chosen
 from controller.replica.reading import Following
 from controller.service import Settings
 from controller.store import schema
 from controller.store.reading import StoreReader
 from controller.store.sqlite import SqliteDatabase
-from controller.store.turns.news import Beginning
+from controller.store.turns.changed_state import Beginning
 from controller.web.app import session_key
 from controller.web.assets import Assets
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN
@@ -48,7 +48,10 @@ class NoFeed:
 
 
 def make_answers(
-    reader: StoreReader, database: SqliteDatabase, feed: Told, providers: tuple[str, ...] = ()
+    reader: StoreReader,
+    database: SqliteDatabase,
+    feed: FeedPosition,
+    providers: tuple[str, ...] = (),
 ) -> Answers:
     chance = system_chance()
     pages = ForPages(key=PAGES_KEY, now=asyncio.get_running_loop().time, assets=Assets())

@@ -24,7 +24,7 @@ from controller.service.machines.use import node_uses
 from controller.store.base import Changes
 from controller.store.reading import StoreReader
 from controller.store.sql import SqlStore
-from controller.store.turns.news import Beginning
+from controller.store.turns.changed_state import Beginning
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AllocationState, AttemptStatus
 from tests.doubles.clock import ManualClock

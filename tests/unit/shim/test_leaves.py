@@ -66,7 +66,7 @@ async def test_a_runner_gets_leaves_and_they_go_with_its_task(tmp_path: Path) ->
     async with a_runner(tmp_path) as (runner, _), a_task(tmp_path, tree) as ctx:
         async with served(ctx):
             assert tree.leaves() == set(), "none before it carries jobs"
-            runner.leaves.stock()
+            runner.leaves.keep_ready()
             one, two = await taken(runner.leaves), await taken(runner.leaves)
             assert (one.number, two.number) == (0, 1)
             assert {"fairlead-t1-0", "fairlead-t1-1"} <= tree.leaves()
@@ -83,7 +83,7 @@ async def test_an_ended_leaf_is_removed_while_the_others_serve(
     monkeypatch.setattr("runner.job.leaves._REFILL", 1000)
     tree = FolderTree(tmp_path / "cgroups")
     async with a_runner(tmp_path) as (runner, _), a_task(tmp_path, tree) as ctx, served(ctx):
-        runner.leaves.stock()
+        runner.leaves.keep_ready()
         runner.leaves.ended(await taken(runner.leaves))
         await eventually(lambda: "fairlead-t1-0" not in tree.leaves())
         assert "fairlead-t1-1" in tree.leaves()
@@ -93,7 +93,7 @@ async def test_the_next_shim_removes_all_leaves_but_the_one_with_a_job(tmp_path:
     tree = FolderTree(tmp_path / "cgroups")
     async with a_runner(tmp_path) as (runner, _), a_task(tmp_path, tree) as ctx:
         async with served(ctx):
-            runner.leaves.stock()
+            runner.leaves.keep_ready()
             held = await taken(runner.leaves)
         async with served(ctx):
             fresh = await taken(runner.leaves)
@@ -121,7 +121,7 @@ async def test_a_shim_that_is_killed_at_a_step_leaves_nothing_for_ever(
         raise OSError(5, "killed here")
 
     async with a_runner(tmp_path) as (runner, _), a_task(tmp_path, tree) as ctx:
-        runner.leaves.stock()
+        runner.leaves.keep_ready()
         with monkeypatch.context() as patched:
             patched.setattr(TaskLeaves, step, last)
             giver = await LeafGiver.connect(ctx)
@@ -141,7 +141,7 @@ async def test_a_leaf_whose_process_does_not_end_is_removed_by_a_later_shim(
     tree = FolderTree(tmp_path / "cgroups")
     async with a_runner(tmp_path) as (runner, _), a_task(tmp_path, tree) as ctx:
         async with served(ctx):
-            runner.leaves.stock()
+            runner.leaves.keep_ready()
             leaf = await taken(runner.leaves)
         stuck = tmp_path / "cgroups/v2/fairlead-t1-0/cgroup.procs"
         stuck.write_text("4711\n")
@@ -215,7 +215,7 @@ async def test_leaves_that_cannot_be_removed_now_stay_noted(
 
     async with a_runner(tmp_path) as (runner, _), a_task(tmp_path, tree) as ctx:
         async with served(ctx):
-            runner.leaves.stock()
+            runner.leaves.keep_ready()
             (await taken(runner.leaves)).close()
         with monkeypatch.context() as patched:
             patched.setattr(tree, "remove", refuse)
@@ -248,7 +248,7 @@ async def test_a_cancelled_giver_ends_after_its_thread(
         await giver.serve()
 
     async with a_runner(tmp_path) as (runner, _), a_task(tmp_path, tree) as ctx:
-        runner.leaves.stock()
+        runner.leaves.keep_ready()
         monkeypatch.setattr(TaskLeaves, step, late)
         giving = asyncio.create_task(give())
         await begun.wait()
@@ -315,7 +315,7 @@ async def test_a_node_that_can_make_none_says_so_to_the_runner(tmp_path: Path, k
     tree = FolderTree(root, versions=()) if kind == "none" else FullTree(root)
     async with a_runner(tmp_path) as (runner, _), a_task(tmp_path, tree) as ctx:
         giver = await LeafGiver.connect(ctx)
-        runner.leaves.stock()
+        runner.leaves.keep_ready()
         if giver is not None:
             await giver.serve()
         assert await runner.leaves.take() is None

@@ -65,9 +65,9 @@ async def test_each_commit_tells_what_it_changed(store: SqlStore, reader: StoreR
     assert changed == Changed(runs=(state.run.id,), fleets=("lab",), nodes=("n",))
     assert await since(reader, turn) == (turn, Changed())
     async with reader.moment() as moment:
-        news = await moment.news(changed, {})
-    assert news.runs == {state.run.id: state}
-    assert (news.fleets, news.nodes) == ({"lab": None}, {"n": None})
+        state_now = await moment.changed_state(changed, {})
+    assert state_now.runs == {state.run.id: state}
+    assert (state_now.fleets, state_now.nodes) == ({"lab": None}, {"n": None})
 
 
 async def test_a_user_who_is_removed_takes_tokens_and_secrets_along(
@@ -81,9 +81,9 @@ async def test_a_user_who_is_removed_takes_tokens_and_secrets_along(
     assert found is not None
     assert found[1] == Changed(accounts=True, secrets=True)
     async with reader.moment() as moment:
-        news = await moment.news(found[1], {})
-    assert news.accounts is not None
-    assert (news.accounts.users, news.accounts.tokens, news.secrets) == ((), (), ())
+        state_now = await moment.changed_state(found[1], {})
+    assert state_now.accounts is not None
+    assert (state_now.accounts.users, state_now.accounts.tokens, state_now.secrets) == ((), (), ())
 
 
 async def test_a_commit_of_nothing_that_is_followed_makes_no_turn(

@@ -18,8 +18,8 @@ from controller.links.base import NodeConnection
 from controller.relay import leader_at
 from controller.traffic.routes import ReplicaRoute, Route
 from controller.traffic.statistics import Traffic
-from controller.ways.telling import FollowerWays, Parts
-from controller.ways.told import ToldServices, WaysSession
+from controller.ways.follower import KnownServices, WaysSession
+from controller.ways.leader import FollowerWays, Parts
 from fairlead.model.service import ServicePolicy
 from fairlead.wire.gateway import GatewayNode, GroupCounts
 from fairlead.wire.shim import Fence
@@ -104,7 +104,7 @@ class SessionBed:
         self.links = LeaderLinks(tls.follower)
         self.carried = PlantedCarried()
         self.nodes: tuple[GatewayNode, ...] = ()
-        self.services = ToldServices(lambda: self.now)
+        self.services = KnownServices(lambda: self.now)
         self.session = WaysSession(self.links, self.services, self._hear_nodes, self.carried)
         self.leaders: list[PlantedLeader] = []
 

@@ -32,7 +32,7 @@ from controller.store.sqlite import SqliteDatabase
 from controller.ways import admission
 from controller.ways.admission import KNOWN_SECONDS, StoredAccess
 from controller.ways.carrying import FollowerServices
-from controller.ways.messages import Told
+from controller.ways.messages import ServicesChanged
 from fairlead.wire.gateway import GatewayNode
 from tests.support.replicas import accepting
 from tests.support.waiting import eventually
@@ -188,8 +188,8 @@ class Carrying:
     def told(self, *services: Service) -> None:
         replica = Replica(id="a", group="main", node_id="n", socket=str(self.socket), port=1)
         made = tuple(replace(one, replicas=(replica,)) for one in services)
-        self.services._told.hear(Told(version=1, begins=True, services=made))
-        self.services._told.keep()
+        self.services._known.hear(ServicesChanged(version=1, begins=True, services=made))
+        self.services._known.keep()
 
     async def status(self, path: str, token: str | None = USER_TOKEN, **headers: str) -> int:
         sent = {**({} if token is None else {"Authorization": bearer(token)}), **headers}

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from controller.ways import telling, told
+from controller.ways import follower as follower_end
+from controller.ways import leader as leader_end
 from fairlead.wire.gateway import NODE_USER, GroupCounts
 from tests.support.waiting import eventually
 from tests.unit.proxy.test_registered import POLICY
@@ -67,9 +68,9 @@ async def test_what_was_told_holds_for_a_minute_after_the_session(bed: SessionBe
     leader = await bed.leads(route(EXPOSED))
     await bed.knows("/exposed/a.sock")
     await bed.dies(leader)
-    bed.now = told.KEPT_SECONDS - 0.1
+    bed.now = follower_end.KEPT_SECONDS - 0.1
     assert bed.sockets() == ["/exposed/a.sock"]
-    bed.now = told.KEPT_SECONDS
+    bed.now = follower_end.KEPT_SECONDS
     assert bed.sockets() == []
 
 
@@ -97,7 +98,7 @@ async def test_the_counts_of_a_follower_are_the_leaders(bed: SessionBed) -> None
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """No follower of before the leader's start is waited for."""
-    monkeypatch.setattr(telling, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(leader_end, "AWAY_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("soon")
@@ -127,7 +128,7 @@ async def test_a_drain_waits_for_a_follower_that_may_come_back(
     draining = asyncio.create_task(leader.ways.left("a"))
     await asyncio.wait({draining}, timeout=0.05)
     assert not draining.done()
-    monkeypatch.setattr(telling, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(leader_end, "AWAY_SECONDS", 0.0)
     leader.ways._tell()
     await draining
 

@@ -66,6 +66,8 @@ def _known_at_all(addresses: Addresses, token: str) -> CallerView:
     for address in addresses.all:
         try:
             me = decode(ControllerClient(address.url, token).get(_ME), CallerView)
+        # One of several addresses may be a controller that is being replaced: the others still log
+        # in.
         except ConnectionLost as error:
             if not addresses.are_several:
                 raise
@@ -172,5 +174,6 @@ def _asked(token_file: Path | None) -> str:
 def _is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
+    # A host name, and not an address.
     except ValueError:
         return host == "localhost"

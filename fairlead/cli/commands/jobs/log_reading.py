@@ -22,7 +22,7 @@ from fairlead.cli.follow import next_of, of_what_is_kept
 from fairlead.cli.log_start import Start, tail_of
 from fairlead.documents.jobs import JobView
 from fairlead.documents.runs import RunView
-from fairlead.follow import Outages, follow_log, patiently, unread
+from fairlead.follow import Outages, follow_log, unread, until_answered
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 from fairlead.rest import ControllerClient
 from fairlead.summaries.progress import job_name, why
@@ -63,7 +63,7 @@ def logs(
     outages = Outages(output.note)
     state: RunView | None = None
     if follow:
-        state = patiently(outages, partial(client.run, run))
+        state = until_answered(outages, partial(client.run, run))
     elif key is None and attempt is None:
         state = client.run(run)
     whole = state if key is None and attempt is None else None
@@ -94,6 +94,7 @@ def moment_of(text: str | None, now: float) -> float | None:
     """Return the moment of `--since` in Unix seconds. Raises CliError."""
     if text is None:
         return None
+    # A duration such as `10m` is no ISO time, and is read below.
     with suppress(ValueError):
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
@@ -164,6 +165,7 @@ def _of_all(
 def _guarded(work: Callable[[], None], ended: SimpleQueue[BaseException | None]) -> None:
     try:
         work()
+    # In a thread, an exception would be printed and lost: the main thread raises it.
     except BaseException as error:
         ended.put(error)
     else:
@@ -203,7 +205,7 @@ def _offset_of(start: Start, stored: Callable[[], Iterable[Frame]], outages: Out
     """Return the offset of the start; with `outages`, a controller that is away is waited for."""
     if outages is None:
         return start.offset(stored())
-    return patiently(outages, lambda: start.offset(stored()))
+    return until_answered(outages, lambda: start.offset(stored()))
 
 
 def chosen_attempt(run: RunView, job: str | None, attempt: str | None) -> str:

@@ -160,6 +160,7 @@ def _held(ssh: list[str], host: str) -> Iterator[None]:
             message = holder.stderr.read().decode(errors="replace").strip()
         if time.monotonic() >= give_up_at:
             raise CliError(f"ssh does not get into {host}: {message or 'no answer'}")
+        # The SSH server of the job opens its port a moment after the job is running.
         time.sleep(FIRST_WAIT_SECONDS)
 
 

@@ -23,7 +23,7 @@ from fairlead.configuration.text.dstack import is_of_dstack, translated
 from fairlead.configuration.text.source import Document
 from fairlead.errors import ApiError
 from fairlead.files.ssh_keys import public_keys
-from fairlead.follow import Outages, patiently
+from fairlead.follow import Outages, until_answered
 from fairlead.rest import ControllerClient, decode, run_path
 from fairlead.submission import (
     checked_if_it_fails,
@@ -143,6 +143,8 @@ def _live_service(client: ControllerClient, configuration: object, name: str | N
         return None
     try:
         found = client.run(wanted)
+    # Nobody has a run of that name, or another user has it: then the controller says so at the
+    # submission.
     except ApiError:
         return None
     lives = found.type == "service" and found.finished_at is None
@@ -213,7 +215,7 @@ def is_gateway(document: Document) -> bool:
 def attach(run: str, *, job: str | None = None, tail: int | None = None, json: bool = False) -> int:
     """Follow a live run. Return the exit status."""
     client, lines = settings.client(), tail_of(tail)
-    found = patiently(Outages(output.note), partial(client.run, run))
+    found = until_answered(Outages(output.note), partial(client.run, run))
     return follow_here(client, found, json, job, may_stop=False, tail=lines)
 
 
@@ -221,7 +223,7 @@ def wait(runs: tuple[str, ...], *, json: bool = False) -> int:
     """Wait for the end of runs. Return the exit status: that of the first one that failed."""
     client, statuses = settings.client(), []
     for run in runs:
-        found = patiently(Outages(output.note), partial(client.run, run))
+        found = until_answered(Outages(output.note), partial(client.run, run))
         statuses.append(follow_here(client, found, json, may_stop=False, quiet=True))
         if statuses[-1] == EXIT_INTERRUPTED:
             break
@@ -282,5 +284,6 @@ def _wants_stop(name: str) -> bool:
     output.write_all(output.STDERR_FD, f"Stop {name}? [y/N] ".encode())
     try:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
+    # Ctrl-C twice: the first one asked, the second one leaves without an answer.
     except KeyboardInterrupt:
         return False

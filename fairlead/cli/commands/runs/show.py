@@ -23,7 +23,7 @@ from fairlead.documents.jobs import AttemptView, JobView, PastAttemptView
 from fairlead.documents.metrics import MetricPoint, MetricsAnswer, MetricsHistoryAnswer
 from fairlead.documents.runs import EventView, RunView
 from fairlead.errors import ApiError
-from fairlead.follow import Outages, follow_events, patiently
+from fairlead.follow import Outages, follow_events, until_answered
 from fairlead.queries import EventQuery
 from fairlead.rest import ControllerClient, decode, run_path
 from fairlead.summaries.progress import grants, job_name, why
@@ -261,14 +261,14 @@ def events(
 
 def _follow_events(client: ControllerClient, run: str | None, after: int, json: bool) -> None:
     outages = Outages(output.note)
-    run_id = None if run is None else patiently(outages, partial(client.run, run)).id
+    run_id = None if run is None else until_answered(outages, partial(client.run, run)).id
     names: dict[str, str] = {}
     for event in follow_events(client, run_id, after, outages):
         if json:
             output.emit_json(msgspec.json.encode(event))
             continue
         if event.attempt_id is not None and event.attempt_id not in names:
-            names |= patiently(outages, partial(_names_of, client, event.run_id))
+            names |= until_answered(outages, partial(_names_of, client, event.run_id))
         output.emit("  ".join(cell for cell in _event_cells(event, names) if cell))
 
 

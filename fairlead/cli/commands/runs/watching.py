@@ -28,7 +28,7 @@ from fairlead.documents.runs import RunView
 from fairlead.errors import ApiError, ConnectionLost, FairleadError, UsageError
 from fairlead.files.ignored import is_left_by_tools
 from fairlead.files.ssh_keys import public_keys
-from fairlead.follow import Outages, follow_run, patiently
+from fairlead.follow import Outages, follow_run, until_answered
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead.rest import ControllerClient, decode
 from fairlead.submission import (
@@ -144,6 +144,7 @@ class Watched:
 
     def changed(self) -> str:
         """Return which files were written since the code was last sent, in a few words."""
+        # An editor may be writing the file now: the names are only for a message.
         with suppress(FairleadError, OSError):
             _, configuration = self._read()
             names = [str(self._file)] if written_since(self._file, self._sent_at) else []
@@ -208,14 +209,14 @@ def wait_for_change(
     """Wait until two looks in a row see the same, and not what was `seen`; return what they see.
     Between two looks an editor may still write, so a look that fails is told once the next one
     fails too. Return None once `ended` is set."""
-    before, problem, told, pause = seen, "", "", POLL_SECONDS
+    before, problem, noted, pause = seen, "", "", POLL_SECONDS
     while not ended.wait(pause):
         began = time.monotonic()
         try:
             now = look()
         except (FairleadError, OSError) as error:
-            if str(error) == problem != told:
-                told = problem
+            if str(error) == problem != noted:
+                noted = problem
                 tell(problem)
             before, problem = seen, str(error)
             continue
@@ -223,7 +224,7 @@ def wait_for_change(
             return now
         took = time.monotonic() - began
         pause = pause_after(took, changed=now != seen)
-        before, problem, told = now, "", ""
+        before, problem, noted = now, "", ""
     return None
 
 
@@ -305,7 +306,7 @@ class Iterations:
         self.is_submitting = True
         try:
             # While the controller is away the code may change: each try sends what is there then.
-            following = patiently(Outages(self._tell), lambda: self._started(name))
+            following = until_answered(Outages(self._tell), lambda: self._started(name))
         except ConnectionLost:
             raise
         except (FairleadError, OSError) as error:

@@ -18,7 +18,7 @@ from fairlead.documents.services import (
     ServiceGroupView,
     ServiceView,
 )
-from fairlead.follow import Outages, patiently
+from fairlead.follow import Outages, until_answered
 from fairlead.model.service import DeploymentState
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 from fairlead.rest import ControllerClient, decode, service_path
@@ -202,7 +202,7 @@ def _follow_rollout(
     """Wait until this deployment is rolled out or is not going to be; say so."""
     outages, shown = Outages(output.note), ""
     while True:
-        found = patiently(
+        found = until_answered(
             outages, lambda: decode(client.get(service_path(service_id)), ServiceView)
         )
         deployment = next((one for one in found.deployments if one.number == number), None)

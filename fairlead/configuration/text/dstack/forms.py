@@ -129,6 +129,7 @@ def _entrypoint(work: Work) -> None:
         return
     try:
         words = shlex.split(entrypoint)
+    # A quote that is not closed: the check of the field says so, with its line.
     except ValueError:
         return
     if words and commands:

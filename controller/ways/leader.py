@@ -35,7 +35,7 @@ from controller.ways.messages import (
     Beat,
     Counted,
     Lines,
-    Told,
+    ServicesChanged,
     encoded,
 )
 from fairlead.wire.gateway import GatewayNode
@@ -111,7 +111,7 @@ class FollowerWays:
         versions = {session: session.look(run_ids) for session in self._sessions}
         while True:
             patience = self._patience()
-            # A session that began since then was told of nothing else.
+            # A session that began since then knows of nothing else.
             left = all(one.has_left(attempt_id, versions.get(one, 1)) for one in self._sessions)
             if left and patience <= 0:
                 return
@@ -139,7 +139,7 @@ class _Sockets:
 
     def __init__(self, parts: Parts, exposed: Callable[[str], None]) -> None:
         self._parts = parts
-        self._told = exposed
+        self._when_exposed = exposed
         self._known: dict[str, str] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(_MAX_EXPOSING)
@@ -171,7 +171,7 @@ class _Sockets:
         else:
             if socket:
                 self._known[replica.attempt_id] = socket
-                self._told(run_id)
+                self._when_exposed(run_id)
         finally:
             # The next look tries again what failed.
             self._tasks.pop(replica.attempt_id, None)
@@ -210,9 +210,9 @@ class _Session:
         self._changed = changed
         self._source = f"follower {secrets.token_hex(8)}"
         self._version = 0
-        self._told: dict[str, Service] = {}
+        self._shown: dict[str, Service] = {}
         self._nodes: tuple[GatewayNode, ...] = ()
-        self._messages: asyncio.Queue[Told | Beat] = asyncio.Queue()
+        self._messages: asyncio.Queue[ServicesChanged | Beat] = asyncio.Queue()
         self._heard = Counted(version=0)
         self._counted: set[tuple[str, str]] = set()
 
@@ -230,7 +230,7 @@ class _Session:
                 # Nothing may be concluded from counts that are not known at the moment.
                 self._parts.traffic.group(*key).gap(now, self._source)
 
-    # -- what the follower is told --------------------------------------------------------------
+    # -- what the follower hears ---------------------------------------------------------------
 
     def look(self, run_ids: Iterable[str], *, at_nodes: bool = False) -> int:
         """Tell what changed of these; return the version in which they are as they are now.
@@ -238,19 +238,19 @@ class _Session:
         changed, gone = [], []
         for run_id in run_ids:
             route = self._parts.routes.get(run_id)
-            known = self._told.get(run_id)
+            known = self._shown.get(run_id)
             made = None if route is None else self._service(route)
             if made is None:
                 if known is not None:
-                    del self._told[run_id]
+                    del self._shown[run_id]
                     gone.append(run_id)
             elif made != known:
-                self._told[run_id] = made
+                self._shown[run_id] = made
                 changed.append(made)
         nodes = self._used_nodes() if changed or gone or at_nodes else self._nodes
         if changed or gone or nodes != self._nodes or self._version == 0:
             self._version += 1
-            told = Told(
+            message = ServicesChanged(
                 version=self._version,
                 begins=self._version == 1,
                 services=tuple(changed),
@@ -258,13 +258,13 @@ class _Session:
                 nodes=nodes if nodes != self._nodes else None,
             )
             self._nodes = nodes
-            self._messages.put_nowait(told)
+            self._messages.put_nowait(message)
         return self._version
 
     def _look_at_all(self) -> None:
         routes = tuple(self._parts.routes.all())
         self._sockets.keep({one.attempt_id for route in routes for one in _shown(route)})
-        self.look([*(route.run_id for route in routes), *self._told], at_nodes=True)
+        self.look([*(route.run_id for route in routes), *self._shown], at_nodes=True)
 
     def _service(self, route: Route) -> Service:
         replicas = tuple(
@@ -280,14 +280,14 @@ class _Session:
         return replace(service_of(route), replicas=replicas)
 
     def _used_nodes(self) -> tuple[GatewayNode, ...]:
-        used = {one.node_id for service in self._told.values() for one in service.replicas}
+        used = {one.node_id for service in self._shown.values() for one in service.replicas}
         nodes = self._parts.pipeline.nodes
         return tuple(node_of(nodes[node_id]) for node_id in sorted(used) if node_id in nodes)
 
     async def _tell_on(self) -> None:
         looked_at = asyncio.get_running_loop().time()
         while True:
-            message: Told | Beat = Beat()
+            message: ServicesChanged | Beat = Beat()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_SECONDS):
                     message = await self._messages.get()
@@ -299,7 +299,7 @@ class _Session:
                 looked_at = now
                 self._look_at_all()
 
-    # -- what it tells --------------------------------------------------------------------------
+    # -- what it reports ------------------------------------------------------------------------
 
     async def _hear_on(self, request: web.Request) -> None:
         lines = Lines(MAX_LINE)

@@ -1,6 +1,6 @@
-"""The follower's end of its session with the leader: what it is told, and what it counts.
+"""The follower's end of its session with the leader: what it hears, and what it counts.
 
-It begins again at the next leader. Until then the follower goes on with what it was told last.
+It begins again at the next leader. Until then the follower goes on with what it heard last.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from controller.ways.messages import (
     Counted,
     FromLeader,
     Lines,
-    Told,
+    ServicesChanged,
     encoded,
 )
 from fairlead.wire.gateway import GatewayNode, GroupCounts
@@ -39,7 +39,7 @@ from fairlead.wire.gateway import GatewayNode, GroupCounts
 log = logging.getLogger(__name__)
 
 KEPT_SECONDS = 60.0
-"""So long a follower goes on with what it was told, after the end of its session."""
+"""So long a follower goes on with what it heard, after the end of its session."""
 RETRY_SECONDS = 0.2
 LINK_SECONDS = 30.0
 REFUSED_SECONDS = 30.0
@@ -48,7 +48,7 @@ WAIT_SECONDS = 5.0
 MAX_LINE = 64 << 20
 
 
-class ToldServices:
+class KnownServices:
     """The services that this follower can reach wholly (`common.proxy.view.Services`). `now`:
     seconds that only grow."""
 
@@ -59,20 +59,22 @@ class ToldServices:
         self._kept_until = float("-inf")
         self._changed = asyncio.Event()
 
-    def hear(self, told: Told) -> None:
+    def hear(self, message: ServicesChanged) -> None:
         """Keep this. Sockets that the leader does not name stay: it learns them again after its
         start, and they hold for as long as their attempts live."""
         known = self._by_run
-        replaced = {one.run_id: _with_sockets(one, known.get(one.run_id)) for one in told.services}
-        before = {} if told.begins else known
-        kept = {id: one for id, one in before.items() if id not in told.gone}
+        replaced = {
+            one.run_id: _with_sockets(one, known.get(one.run_id)) for one in message.services
+        }
+        before = {} if message.begins else known
+        kept = {id: one for id, one in before.items() if id not in message.gone}
         self._by_run = {**kept, **replaced}
         self._by_name = {one.name: one for one in self._by_run.values() if _is_reached(one)}
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     def keep(self) -> None:
-        """The session lives: what was told holds from now on for `KEPT_SECONDS`."""
+        """The session lives: what was heard holds from now on for `KEPT_SECONDS`."""
         self._kept_until = self._now() + KEPT_SECONDS
 
     def forget(self) -> None:
@@ -105,13 +107,13 @@ def _is_reached(service: Service) -> bool:
     )
 
 
-def _with_sockets(told: Service, known: Service | None) -> Service:
+def _with_sockets(service: Service, known: Service | None) -> Service:
     sockets = {one.id: one.socket for one in (() if known is None else known.replicas)}
 
     def with_socket(replica: Replica) -> Replica:
         return replace(replica, socket=replica.socket or sockets.get(replica.id, ""))
 
-    return replace(told, replicas=tuple(map(with_socket, told.replicas)))
+    return replace(service, replicas=tuple(map(with_socket, service.replicas)))
 
 
 class Carried(Protocol):
@@ -131,13 +133,13 @@ class _Refused(Exception):
 
 
 class WaysSession:
-    """Keeps a session with the controller that leads. `nodes` is called with what is told of
-    them."""
+    """Keeps a session with the controller that leads. `nodes` is called with those that
+    replicas are on."""
 
     def __init__(
         self,
         links: LeaderLinks,
-        services: ToldServices,
+        services: KnownServices,
         nodes: Callable[[Iterable[GatewayNode]], None],
         carried: Carried,
     ) -> None:
@@ -213,11 +215,11 @@ class WaysSession:
 
     def _hear(self, line: bytes) -> None:
         message: FromLeader = FROM_LEADER.decode(line)
-        if self._version == 0 and not isinstance(message, Told):
+        if self._version == 0 and not isinstance(message, ServicesChanged):
             return
         self._services.keep()
         match message:
-            case Told():
+            case ServicesChanged():
                 self._services.hear(message)
                 if message.nodes is not None:
                     self._nodes(message.nodes)

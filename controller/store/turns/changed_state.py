@@ -1,4 +1,4 @@
-"""News: what is stored now of what turns changed, and all that is live for a beginning."""
+"""What is stored now of what turns changed, and all that is live for a beginning."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Accounts(msgspec.Struct, frozen=True, kw_only=True):
     service_keys: tuple[ServiceKey, ...]
 
 
-class News(msgspec.Struct, frozen=True, kw_only=True):
+class ChangedState(msgspec.Struct, frozen=True, kw_only=True):
     """What is stored now of what turns changed; of a key with None: nothing any more. `accounts`,
     `secrets`, `gateways`: all of them; None: they did not change."""
 
@@ -51,12 +51,14 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
     gateways: tuple[Gateway, ...] | None = None
 
 
-def news(connection: sa.Connection, changed: Changed, known: Mapping[str, Sequence[str]]) -> News:
+def changed_state(
+    connection: sa.Connection, changed: Changed, known: Mapping[str, Sequence[str]]
+) -> ChangedState:
     """Return what is stored of what changed. `known`: by run, the ids of the allocations whose end
-    somebody has not seen."""
+    a reader has not seen."""
     states = {state.run.id: state for state in queries.live_states(connection, changed.runs)}
     runs = {run_id: states.get(run_id) for run_id in changed.runs}
-    return News(
+    return ChangedState(
         runs=runs,
         late=_late(connection, states, known),
         nodes=_by_key(connection, NODE, "id", changed.nodes),

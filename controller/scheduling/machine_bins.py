@@ -1,0 +1,134 @@
+"""What machines hold: those on order with what is on them, and those that an offer would give.
+
+A bin is the room on one machine that is not a node yet. A plan says into which bins a gang fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from controller.lifecycle.inventory import Fleet
+from controller.lifecycle.machines.model import Machine, MachineStatus, Offer, node_of
+from controller.lifecycle.model import Constraint
+from controller.lifecycle.pending_reasons import constraint_words
+from controller.scheduling.fitting.capacity import Need
+from controller.scheduling.fitting.constraints import all_unmet, attributes_of, unmet
+from controller.scheduling.fitting.fit import Room, closest, less, room, shortfalls
+from controller.scheduling.gang_placement import allocate, hardest_first
+from controller.scheduling.queue import Member, Unit
+
+
+class Bin:
+    """A machine that is on its way, or would be ordered, and the room left on it."""
+
+    def __init__(
+        self, fleet: Fleet, offer: Offer, free: Room, machine: Machine | None = None
+    ) -> None:
+        """`machine`: its record, if it is on order already."""
+        self.fleet = fleet
+        self.machine = machine
+        self.offer = offer
+        # Starts pace a node that is there; they are no reason to buy another one.
+        self.room = self.whole = replace(free, starts=0)
+        self.attributes = attributes_of(free.node, fleet)
+
+    @property
+    def is_back(self) -> bool:
+        """Whether it was a node before, and is only connected again."""
+        return self.machine is not None and self.machine.status is MachineStatus.JOINED
+
+    def holds(self, need: Need) -> bool:
+        return self._takes(need, self.room)
+
+    def could_hold(self, need: Need) -> bool:
+        """Return whether the machine holds the need once nothing else is on it."""
+        return self._takes(need, self.whole)
+
+    def _takes(self, need: Need, free: Room) -> bool:
+        fleets, constraints = need.scope
+        if fleets and self.fleet.name not in fleets:
+            return False
+        return unmet(constraints, self.attributes) is None and not shortfalls(need.resources, free)
+
+    def put(self, unit: Unit, member: Member) -> None:
+        taken = allocate(unit, member, self.room, None, 0.0, str)
+        self.room = replace(less(self.room, taken.resources, taken.gpus), starts=0)
+
+
+def empty_bin(fleet: Fleet, offer: Offer, machine: Machine | None = None) -> Bin:
+    """Return an empty machine of this offer."""
+    return Bin(fleet, offer, room(node_of(offer, fleet, offer.key, offer.key), ()), machine)
+
+
+class Plan:
+    """How a gang fits: the machines to order, and those that are there or on order. `used` and
+    `new` hold each bin once or more; `rooms`: what is left of each."""
+
+    def __init__(self) -> None:
+        self.new: list[Bin] = []
+        self.used: list[Bin] = []
+        self.rooms: list[tuple[Bin, Room]] = []
+
+    @property
+    def offers(self) -> list[Offer]:
+        return [one.offer for one in self.new]
+
+    @property
+    def price(self) -> float:
+        return sum(one.price for one in self.offers)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether a machine of it is not there yet; else the next turns place the gang."""
+        return bool(self.new) or any(one.machine is not None for one in self.used)
+
+
+def plan_of(unit: Unit, fleet: Fleet, bins: Sequence[Bin], offers: Sequence[Offer]) -> Plan | None:
+    """Return how the whole gang fits into one place, the hardest jobs first; None: it does not."""
+    plan = Plan()
+    before = [one.room for one in bins]
+    try:
+        for member in hardest_first(unit.members):
+            bin_ = next((one for one in (*bins, *plan.new) if one.holds(member.need)), None)
+            if bin_ is None:
+                fresh = (empty_bin(fleet, offer) for offer in offers)
+                bin_ = next((one for one in fresh if one.holds(member.need)), None)
+                if bin_ is None:
+                    return None
+                plan.new.append(bin_)
+            else:
+                plan.used.append(bin_)
+            bin_.put(unit, member)
+        plan.rooms = [(one, one.room) for one in bins]
+        return plan
+    finally:
+        for one, room_ in zip(bins, before, strict=True):
+            one.room = room_
+
+
+def _in_the_way(constraints: Sequence[Constraint], bins: Sequence[Bin]) -> list[Constraint]:
+    """Return the constraints that leave no offer: each of which alone does, for some offer, or else
+    those of the offer that meets the most."""
+    missing = [all_unmet(constraints, one.attributes) for one in bins]
+    fewest = min(map(len, missing))
+    nearest = [one for one in missing if len(one) == fewest]
+    return list(
+        dict.fromkeys(one for each in (nearest if fewest == 1 else nearest[:1]) for one in each)
+    )
+
+
+def why_none(need: Need, bins: Sequence[Bin]) -> str:
+    """Return what the nearest offer lacks, as a sentence's end."""
+    _, constraints = need.scope
+    reachable = [one for one in bins if unmet(constraints, one.attributes) is None]
+    if not reachable:
+        words = ", ".join(map(constraint_words, _in_the_way(constraints, bins)))
+        return f"no offer has the attributes that the job asks for ({words})"
+    nearest = closest(need.resources, [one.room for one in reachable])
+    if not nearest.lacks:
+        return "no offer could hold it"
+    needed, has = nearest.lacks[0].words()
+    offer = next(one.offer for one in reachable if one.offer.key == nearest.node)
+    return f"it needs {needed}, and the nearest offer, {offer.instance_type}, has {has}"
