@@ -11,27 +11,20 @@ import asyncio
 import asyncssh
 from aiohttp import web
 
-from common.links.errors import LinkError
-from common.links.node_links import NodeLinks
 from common.proxy import headers
 from common.proxy.access import bearer
 from common.proxy.browsers.login import ENTER, LOGIN
 from common.proxy.entry import Elsewhere, Proxy, Settings
 from common.proxy.outliers import Outliers
 from common.proxy.reported import ReportedTraffic
-from common.proxy.view import Replica
-from common.streams import PortStream
 from common.tokens import BROWSER_PREFIX
 from controller.clock import Clock
 from controller.forwarding.leader_links import LeaderLinks
 from controller.store.reading import StoreReader
 from controller.ways.admission import StoredAccess
+from controller.ways.nodes import Nodes
 from controller.ways.told import ToldServices, WaysSession
 from fairlead.wire.gateway import GroupCounts
-
-CONNECT_SECONDS = 3.0
-"""A node that is not reached in this time is the leader's alone for `AVOIDED_SECONDS`."""
-AVOIDED_SECONDS = 30.0
 
 
 class FollowerServices:
@@ -50,7 +43,7 @@ class FollowerServices:
         now = asyncio.get_running_loop().time
         self._store = store
         self._domain = settings.domain
-        self._nodes = _Nodes(identity)
+        self._nodes = Nodes(identity)
         self._told = ToldServices(now)
         self._access = StoredAccess(store, clock, now)
         self._outliers = Outliers(now)
@@ -109,35 +102,6 @@ class FollowerServices:
 
     def ejected(self) -> dict[str, float]:
         return self._outliers.seconds_left()
-
-
-class _Nodes:
-    """The ways to nodes. A node that can't be reached from here costs few requests their time."""
-
-    def __init__(self, identity: asyncssh.SSHKey) -> None:
-        self.links = NodeLinks(identity)
-        self._now = asyncio.get_running_loop().time
-        self._avoided_until: dict[str, float] = {}
-
-    async def connect(self, replica: Replica) -> PortStream:
-        """Raises LinkError, AgentError."""
-        node_id = replica.node_id
-        if self._now() < self._avoided_until.get(node_id, 0.0):
-            raise LinkError("its node could not be reached from here just now")
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                stream = await self.links.connect(replica)
-        except TimeoutError:
-            self._avoid(node_id)
-            raise LinkError(f"its node did not answer within {CONNECT_SECONDS:g} s") from None
-        except LinkError:
-            self._avoid(node_id)
-            raise
-        self._avoided_until.pop(node_id, None)
-        return stream
-
-    def _avoid(self, node_id: str) -> None:
-        self._avoided_until[node_id] = self._now() + AVOIDED_SECONDS
 
 
 def _has_own_cookie(request: web.Request) -> bool:
