@@ -190,7 +190,7 @@ class ExposedPorts:
                 try:
                     await self._match()
                 except OSError as error:
-                    log.error("exposed ports: %s", error)
+                    log.error("exposed ports: %s", error.strerror)
 
     def _lives(self, task_id: str) -> bool:
         info = self._find(task_id)
@@ -309,13 +309,14 @@ class ExposedPorts:
 
 
 def _listening(access: GatewayAccess, path: Path, task_id: str) -> socket.socket:
-    """Return a socket of the gateways' group that listens at this path."""
+    """Return a socket of the gateways' group that listens at this path. Raises OSError, without the
+    path: logs must not have it."""
     # /proc/net/unix shows the path that was bound to each process of the node's network, jobs too;
     # it knows nothing of a rename.
     bound = access.folder / f"{task_id}.new"
-    bound.unlink(missing_ok=True)
     made = socket.socket(socket.AF_UNIX)
     try:
+        bound.unlink(missing_ok=True)
         made.setblocking(False)
         made.bind(str(bound))
         # bind(2) leaves the mode to the umask, and to connect takes write permission (unix(7)).
@@ -324,9 +325,9 @@ def _listening(access: GatewayAccess, path: Path, task_id: str) -> socket.socket
             os.chown(bound, -1, access.gid)
         made.listen(BACKLOG)
         bound.rename(path)
-    except BaseException:
+    except OSError as error:
         made.close()
-        raise
+        raise OSError(error.errno, error.strerror) from None
     return made
 
 
