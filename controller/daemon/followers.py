@@ -29,6 +29,7 @@ from controller.forwarding.leader_logs import LeaderLogs
 from controller.forwarding.live_logs import FOLDER_NAME as LIVE_FOLDER_NAME
 from controller.forwarding.live_logs import LiveLogs
 from controller.pipelines.performers.cluster import secret_of, ways_key
+from controller.proxy.sealed import SealedSessions
 from controller.replica.answers import AnsweringCopy, Answers, ForPages
 from controller.replica.copy import Chosen
 from controller.replica.reading import Following
@@ -122,7 +123,14 @@ def _services(
     # A session of its own: a list of many runs would else delay each request.
     store = StoreReader(options.database.reader)
     identity, clock = _ways_identity(secret), SystemClock()
-    return FollowerServices(links, store, clock, identity, options.proxy, elsewhere)
+    sealed = SealedSessions(secret, clock)
+    return FollowerServices(links, store, clock, identity, options.proxy, elsewhere, sealed)
+
+
+async def sealed_sessions(options: Options) -> SealedSessions:
+    """Return the browsers' sessions with services, which all controllers know. Raises
+    CannotStart."""
+    return SealedSessions(secret_of(await asyncio.to_thread(_key, options)), SystemClock())
 
 
 def _ways_identity(secret: bytes) -> asyncssh.SSHKey:

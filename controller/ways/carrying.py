@@ -1,7 +1,7 @@
 """Requests for services that a follower carries to replicas itself.
 
 All others go on to the leader: who logs in by a browser, who waits for a service that sleeps, and
-whatever finds no way from here.
+whatever finds no way from here. A browser that has logged in is known by its cookie.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from aiohttp import web
 
 from common.proxy import headers
 from common.proxy.access import bearer
+from common.proxy.browsers.cookies import cookie_name, the_cookie
 from common.proxy.browsers.login import ENTER, LOGIN
+from common.proxy.browsers.sessions import COOKIE
 from common.proxy.entry import Elsewhere, Proxy, Settings
 from common.proxy.outliers import Outliers
 from common.proxy.reported import ReportedTraffic
 from common.tokens import BROWSER_PREFIX
 from controller.clock import Clock
 from controller.forwarding.leader_links import LeaderLinks
+from controller.proxy.sealed import SealedSessions
 from controller.store.reading import StoreReader
 from controller.ways.admission import StoredAccess
 from controller.ways.nodes import Nodes
@@ -39,13 +42,16 @@ class FollowerServices:
         identity: asyncssh.SSHKey,
         settings: Settings,
         elsewhere: Elsewhere,
+        sealed: SealedSessions | None = None,
     ) -> None:
         now = asyncio.get_running_loop().time
         self._store = store
         self._domain = settings.domain
         self._nodes = Nodes(identity)
         self._told = ToldServices(now)
-        self._access = StoredAccess(store, clock, now)
+        self._access = StoredAccess(store, clock, now, sealed)
+        self._sealed = sealed
+        self._client = settings.site.client
         self._outliers = Outliers(now)
         self._traffic = ReportedTraffic(now, lambda replica: self._session.emptied(replica))
         self._session = WaysSession(links, self._told, self._nodes.links.update, self)
@@ -58,6 +64,7 @@ class FollowerServices:
             settings=settings,
             outliers=self._outliers,
             elsewhere=elsewhere,
+            sessions=sealed,
         )
 
     def start(self) -> None:
@@ -74,8 +81,10 @@ class FollowerServices:
 
     def takes(self, request: web.Request) -> bool:
         """Return whether the request is answered here, unless no replica is reached."""
-        if _has_own_cookie(request) or not self._proxy.takes(request):
+        if not self._proxy.takes(request):
             return False
+        if _has_own_cookie(request):
+            return self._has_session(request)
         authorization = request.headers.get("Authorization", "")
         if bearer(authorization).startswith(BROWSER_PREFIX):
             return False
@@ -88,6 +97,19 @@ class FollowerServices:
         if service is None or path in (LOGIN, ENTER):
             return False
         return not service.auth or bool(authorization)
+
+    def _has_session(self, request: web.Request) -> bool:
+        """Return whether the request has the cookie of a session with its service that this
+        follower can open, and nothing else to be admitted by."""
+        name = self._proxy.named_by_host(request)
+        service = None if name is None else self._told.find(name)
+        path = headers.origin_form(request.raw_path).partition("?")[0]
+        if self._sealed is None or service is None or path in (LOGIN, ENTER):
+            return False
+        value = the_cookie(request, cookie_name(COOKIE, self._client(request)))
+        if value is None or not service.auth or "Authorization" in request.headers:
+            return False
+        return self._sealed.opened(value, service.run_id) is not None
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         return await self._proxy.answer(request)
@@ -105,6 +127,6 @@ class FollowerServices:
 
 
 def _has_own_cookie(request: web.Request) -> bool:
-    """Return whether a browser logged in, for which only the leader knows the login."""
+    """Return whether the request has a cookie of ours: of a login, or of one that goes on."""
     pairs = (one for line in request.headers.getall("Cookie", ()) for one in line.split(";"))
     return any(pair.strip().lower().startswith(headers.OWN_COOKIES) for pair in pairs)
