@@ -35,17 +35,17 @@ class GatewayAccess(msgspec.Struct, frozen=True, kw_only=True):
     keys: Path | None = None
     gid: int | None = None
 
-    def socket(self, task_id: str, port: int) -> Path:
+    def socket(self, name: str) -> Path:
         """A connection begins with one line: `ok`, or why the port cannot be reached."""
-        return self.folder / f"{task_id}-{port}.sock"
+        return self.folder / f"{name}.sock"
 
-    def raw_socket(self, task_id: str, port: int) -> Path:
+    def raw_socket(self, name: str) -> Path:
         """A connection is the port's own from its first byte; without a listener it is closed."""
-        return self.folder / f"{task_id}-{port}.raw"
+        return self.folder / f"{name}.raw"
 
-    def direct_socket(self, task_id: str, port: int) -> Path:
+    def direct_socket(self, name: str) -> Path:
         """An agent asks there for the direct way to the port (`shim.access.direct_way`)."""
-        return self.folder / f"{task_id}-{port}.direct"
+        return self.folder / f"{name}.direct"
 
 
 class DirectAccess(msgspec.Struct, frozen=True, kw_only=True):

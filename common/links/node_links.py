@@ -16,7 +16,7 @@ import msgspec
 from common.links.errors import LinkError, why_unreachable
 from common.links.ssh import Advice, SshLogin
 from common.links.ssh_http import open_stream
-from common.streams import PortStream, StreamReader, StreamWriter
+from common.streams import PortStream, SocketUnreachable, StreamReader, StreamWriter
 from fairlead.wire.errors import AgentError
 from fairlead.wire.gateway import DirectAnswer, DirectQuestion, GatewayNode
 
@@ -63,14 +63,20 @@ class NodeLinks:
                 loop = asyncio.get_running_loop()
                 loop.call_later(LINGER_SECONDS, self._end, connection)
 
-    async def connect(self, replica: Exposed) -> PortStream:
-        """Open a byte stream to the replica. Raises LinkError, AgentError."""
+    async def connect(self, replica: Exposed, first_line: bytes = b"") -> PortStream:
+        """Open a byte stream to the replica. `first_line`: what its socket is told first. Raises
+        LinkError, AgentError."""
         node = self.node(replica)
         try:
             reader, writer = await self._stream(node, replica.socket)
+        except SocketUnreachable as error:
+            # Its message has the path, which only those may know who open it.
+            raise LinkError("its node's sshd does not open its socket") from error
         except OSError as error:
             raise LinkError(f"its socket cannot be opened: {why_unreachable(error)}") from error
         try:
+            if first_line:
+                writer.write(first_line)
             first = await _first_line(reader)
         except BaseException:
             # Also when its request is cancelled: the channel would stay open.

@@ -16,7 +16,12 @@ from common.proxy.access import RateLimits, bearer, may_see
 from common.proxy.body import Body, body_of, whole
 from common.proxy.browsers.login import NOT_KEPT, BrowserLogin, Prove, closed_page
 from common.proxy.browsers.login import Settings as LoginSettings
-from common.proxy.browsers.sessions import BrowserSessions, wants_page, without_own_cookies
+from common.proxy.browsers.sessions import (
+    BrowserSessions,
+    SessionBook,
+    wants_page,
+    without_own_cookies,
+)
 from common.proxy.browsers.site import Site
 from common.proxy.errors import NoneReached, NoReplica, TooMany
 from common.proxy.forwarding import FROM_REPLICA, Forwarded, Forwarder, HangUps, ProxyLimits
@@ -62,7 +67,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 class Proxy:
     """Answers the requests that are meant for services. `elsewhere`: who answers those that this
-    proxy has no way for; no replica has acted on them, or they may be repeated."""
+    proxy has no way for; no replica has acted on them, or they may be repeated. `sessions`: those
+    of browsers; None: they are kept in memory."""
 
     def __init__(
         self,
@@ -75,6 +81,7 @@ class Proxy:
         prove: Prove | None = None,
         outliers: Outliers | None = None,
         elsewhere: Elsewhere | None = None,
+        sessions: SessionBook | None = None,
     ) -> None:
         self._elsewhere = elsewhere
         self.replicas = Replicas(connect, outliers)
@@ -82,7 +89,7 @@ class Proxy:
         self.metrics = MeteredTraffic(traffic)
         self._access = access
         self._rates = RateLimits(_now)
-        self._browsers = BrowserSessions(_now)
+        self._browsers = BrowserSessions(_now, sessions)
         logins = LoginSettings(site=settings.site, knows_local=not settings.is_gateway, prove=prove)
         self._login = BrowserLogin(access, self._browsers, logins)
         self._forwarder = Forwarder(services, self.replicas, self.metrics, settings.limits)
@@ -96,21 +103,22 @@ class Proxy:
 
     def takes(self, request: web.Request) -> bool:
         """Return whether the request is for a service, by its host name or its path."""
-        if self._named_by_host(request) is not None:
+        if self.named_by_host(request) is not None:
             return True
         raw = headers.origin_form(request.raw_path)
         return raw.startswith((headers.SERVICES, models.MODELS + "/"))
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer the request; refusals and failures included."""
-        return await self.answer_as(request, self._named_by_host(request))
+        return await self.answer_as(request, self.named_by_host(request))
 
     def named(self, request: web.Request) -> str | None:
         """Return the service that the host name or the path names."""
         by_path = headers.target_by_path(headers.origin_form(request.raw_path))
-        return self._named_by_host(request) or (None if by_path is None else by_path.service)
+        return self.named_by_host(request) or (None if by_path is None else by_path.service)
 
-    def _named_by_host(self, request: web.Request) -> str | None:
+    def named_by_host(self, request: web.Request) -> str | None:
+        """Return the service whose own host name the request has."""
         return headers.service_of_host(request.host, self._domain or headers.LOCAL_DOMAIN)
 
     async def answer_as(

@@ -29,6 +29,7 @@ from controller.forwarding.leader_logs import LeaderLogs
 from controller.forwarding.live_logs import FOLDER_NAME as LIVE_FOLDER_NAME
 from controller.forwarding.live_logs import LiveLogs
 from controller.pipelines.performers.cluster import secret_of, ways_key
+from controller.proxy.sealed import SealedSessions
 from controller.replica.answers import AnsweringCopy, Answers, ForPages
 from controller.replica.copy import Chosen
 from controller.replica.reading import Following
@@ -39,7 +40,10 @@ from controller.store.sql import Database
 from controller.store.turns.changed_state import Beginning
 from controller.tls import ServerCertificate
 from controller.ways.carrying import FollowerServices
+from controller.ways.exposing import Exposer
+from controller.ways.job_ports import JobPorts
 from controller.ways.leader import FollowerWays, Parts
+from controller.ways.lent import LentWays
 from controller.web.app import session_key
 from controller.web.assets import installed
 
@@ -53,7 +57,7 @@ async def follower(
     if tls is None:
         return None
     context = None if certificate is None else certificate.context
-    reads, answers, services, links = None, None, None, LeaderLinks(tls.follower)
+    reads, answers, ports, services, links = None, None, None, None, LeaderLinks(tls.follower)
     if options.database is not None and options.peers is not None:
         # Controllers may share their data folder; each has a URL of its own.
         own = hashlib.sha256(options.peers.url.encode()).hexdigest()[:16]
@@ -71,7 +75,9 @@ async def follower(
         closing.push_async_callback(reads.close)
         answers = _answers(options, options.database, node_key, store, feed)
         closing.push_async_callback(answers.close)
-    opened = Follower(links, context, options.proxy.domain, reads, answers, services)
+        ports = JobPorts(reads, LentWays(links, _ways_identity(secret)), secret)
+        closing.push_async_callback(ports.close)
+    opened = Follower(links, context, options.proxy.domain, reads, answers, services, ports)
     closing.push_async_callback(opened.close)
     await opened.start()
     return opened
@@ -116,9 +122,19 @@ def _services(
     assert options.database is not None, "followers share one"
     # A session of its own: a list of many runs would else delay each request.
     store = StoreReader(options.database.reader)
-    identity = asyncssh.import_private_key(ways_key(secret).private)
-    clock = SystemClock()
-    return FollowerServices(links, store, clock, identity, options.proxy, elsewhere)
+    identity, clock = _ways_identity(secret), SystemClock()
+    sealed = SealedSessions(secret, clock)
+    return FollowerServices(links, store, clock, identity, options.proxy, elsewhere, sealed)
+
+
+async def sealed_sessions(options: Options) -> SealedSessions:
+    """Return the browsers' sessions with services, which all controllers know. Raises
+    CannotStart."""
+    return SealedSessions(secret_of(await asyncio.to_thread(_key, options)), SystemClock())
+
+
+def _ways_identity(secret: bytes) -> asyncssh.SSHKey:
+    return asyncssh.import_private_key(ways_key(secret).private)
 
 
 async def _final_logs(
@@ -140,20 +156,19 @@ async def links_of_followers(
     if tls is None:
         return ()
     follow_log, feed = partial(_follow_log, service), Feeding(service).feed
-    return (FollowerLinks(tls.leader, follow_log, feed, leading, _ways(assembly).feed),)
-
-
-def _ways(assembly: Assembly) -> FollowerWays:
-    ways = FollowerWays(
-        Parts(
-            routes=assembly.routes,
-            traffic=assembly.traffic,
-            pipeline=assembly.pipeline,
-            connect=assembly.nodes.connection,
-            keys=assembly.gateways.keys,
-            fence=assembly.fence,
-        )
+    nodes = Exposer(
+        pipeline=assembly.pipeline,
+        connect=assembly.nodes.connection,
+        keys=assembly.gateways.keys,
+        fence=assembly.fence,
     )
+    ways = _ways(assembly, nodes)
+    return (FollowerLinks(tls.leader, follow_log, feed, leading, ways.feed, nodes.lend),)
+
+
+def _ways(assembly: Assembly, nodes: Exposer) -> FollowerWays:
+    parts = Parts(routes=assembly.routes, traffic=assembly.traffic, nodes=nodes)
+    ways = FollowerWays(parts)
     assembly.traffic.elsewhere = ways.left
     assembly.pipeline.listen(ways)
     return ways

@@ -16,20 +16,28 @@ from controller.proxy.registered import (
     RegisteredServices,
     through_runners,
 )
+from controller.proxy.sealed import SealedSessions
 from controller.service.accounts.users import Gate
 from controller.service.machines.gateways import GatewayAccess
 from controller.web.app import Dashboard
 from fairlead.wire.gateway import Browsers, ProxyLimits
 
 
-def make_proxy(options: Options, assembly: Assembly, gate: Gate, dashboard: Dashboard) -> Proxy:
+def make_proxy(
+    options: Options,
+    assembly: Assembly,
+    gate: Gate,
+    dashboard: Dashboard,
+    sealed: SealedSessions | None,
+) -> Proxy:
     return Proxy(
         services=RegisteredServices(assembly.routes, assembly.pipeline),
         traffic=CountedTraffic(assembly.traffic),
-        access=GateAccess(gate),
+        access=GateAccess(gate, sealed),
         connect=through_runners(assembly.nodes.connection),
         settings=options.proxy,
         prove=dashboard.opening.prove,
+        sessions=sealed,
     )
 
 

@@ -30,6 +30,7 @@ from controller.daemon.opening import Opened, open_parts
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.stores import open_store
 from controller.daemon.work import run
+from controller.proxy.sealed import SealedSessions
 from controller.store import peers
 from controller.store.errors import LeaseHeld, StoreUnavailable
 from controller.store.peers import Peers
@@ -152,7 +153,9 @@ async def _controller(
         work = asyncio.create_task(run(options, opened, leading), name="controller")
         closing.push_async_callback(end, work)
         links = await _links_of_followers(options, opened, leading)
-        proxy = make_proxy(options, opened.assembly, opened.service.gate, opened.dashboard)
+        sealed = await _sealed_sessions(options)
+        gate, dashboard = opened.service.gate, opened.dashboard
+        proxy = make_proxy(options, opened.assembly, gate, dashboard, sealed)
         closing.callback(proxy.close)
         api = make_runner(
             opened.service,
@@ -176,6 +179,16 @@ async def _controller(
         if take_back is not None:
             closing.push_async_callback(_leave_address, leading, api, links, take_back)
         yield work
+
+
+async def _sealed_sessions(options: Options) -> SealedSessions | None:
+    """Return the browsers' sessions with services that followers know too; None: it is alone, and
+    keeps them in memory. Raises CannotStart."""
+    if options.peers is None:
+        return None
+    from controller.daemon.followers import sealed_sessions
+
+    return await sealed_sessions(options)
 
 
 async def _links_of_followers(

@@ -68,7 +68,7 @@ class DashboardReads(WatchReads):
     async def _tell_page(self, request: web.Request) -> web.StreamResponse:
         asked = live.asked_topics(request)
         try:
-            async with self._at_once, self._begun(request) as read:
+            async with self._at_once, self.begun(request) as read:
                 topics = {
                     topic: mark
                     for topic, mark in asked.items()

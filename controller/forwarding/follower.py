@@ -10,11 +10,11 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
 from common.http import HEAD_SECONDS, is_our_failure
 from common.proxy.entry import tidy
@@ -52,6 +52,13 @@ class ServicesHere(Protocol):
     async def answer(self, request: web.Request) -> web.StreamResponse: ...
 
 
+class Routes(Protocol):
+    """Routes that are answered here, by their path; all are for GET."""
+
+    @property
+    def routes(self) -> Mapping[str, Answer]: ...
+
+
 MakeServices = Callable[[Answer], ServicesHere]
 """Makes them with who passes a request on to the leader."""
 
@@ -67,6 +74,7 @@ class Follower:
         reads: Reads | None = None,
         answers: Answers | None = None,
         make_services: MakeServices | None = None,
+        ports: Routes | None = None,
     ) -> None:
         self._links = links
         self._answers = answers
@@ -75,7 +83,7 @@ class Follower:
         self._services = None if make_services is None else make_services(self.forwarder.forward)
         logging.getLogger("aiohttp.server").addFilter(is_our_failure)
         self._runner = web.AppRunner(
-            make_app(self.forwarder, service_domain, reads, answers, self._services),
+            make_app(self.forwarder, service_domain, reads, answers, self._services, ports),
             access_log=None,
             auto_decompress=False,
             keepalive_timeout=HEAD_SECONDS,
@@ -139,75 +147,96 @@ def make_app(
     reads: Reads | None = None,
     answers: Answers | None = None,
     services: ServicesHere | None = None,
+    ports: Routes | None = None,
 ) -> web.Application:
     """Return the application of a follower. `service_domain`: that of the leader's proxy, which has
     all paths of its names. `reads`: what is answered from the database and the bucket of logs;
-    `answers`: from a copy of the leader's state; `services`: what goes to replicas from here."""
-    assets = installed()
-    domain = service_domain or LOCAL_DOMAIN
+    `answers`: from a copy of the leader's state; `services`: what goes to replicas from here;
+    `ports`: what goes to jobs."""
+    endpoints = _Endpoints(forwarder, service_domain or LOCAL_DOMAIN, services)
+    app = web.Application(middlewares=[_errors_as_json, endpoints.to_services])
+    app[STREAMS] = set()
+    app.on_shutdown.append(end_streams)
+    app.on_response_prepare.append(not_for_tabs)
+    app.on_response_prepare.append(tidy)
+    app.router.add_get(LINK_PATH, endpoints.no_link)
+    app.router.add_get(STATIC_PATH, endpoints.static)
+    answered = _answered(reads, answers) | ({} if ports is None else dict(ports.routes))
+    for path, answer in answered.items():
+        app.router.add_route("GET", path, endpoints.here(answer))
+    app.router.add_route("*", "/{rest:.*}", forwarder.forward)
+    return app
 
-    def is_ours(request: web.Request) -> bool:
-        return not forwarder.is_leading and service_of_host(request.host, domain) is None
 
-    @web.middleware
-    async def to_services(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if services is None or forwarder.is_leading or not services.takes(request):
-            return await handler(request)
-        return await services.answer(request)
+class _Endpoints:
+    """Answers here, or by the leader."""
 
-    async def static(request: web.Request) -> web.StreamResponse:
-        if is_ours(request):
-            found = await asyncio.to_thread(assets.response, request)
+    def __init__(
+        self, forwarder: Forwarder, service_domain: str, services: ServicesHere | None
+    ) -> None:
+        self._forwarder = forwarder
+        self._service_domain = service_domain
+        self._services = services
+        self._assets = installed()
+
+    @property
+    def to_services(self) -> Middleware:
+        @web.middleware
+        async def to_services(request: web.Request, handler: Handler) -> web.StreamResponse:
+            services = self._services
+            if services is None or self._forwarder.is_leading or not services.takes(request):
+                return await handler(request)
+            return await services.answer(request)
+
+        return to_services
+
+    async def no_link(self, request: web.Request) -> web.StreamResponse:
+        """A follower of another controller believes that this one leads."""
+        raise web.HTTPServiceUnavailable
+
+    async def static(self, request: web.Request) -> web.StreamResponse:
+        if self._is_ours(request):
+            found = await asyncio.to_thread(self._assets.response, request)
             if found is not None:
                 return found
-        return await forwarder.forward(request)
+        return await self._forwarder.forward(request)
 
-    def here(answer: Answer) -> Answer:
+    def here(self, answer: Answer) -> Answer:
+        """Return what answers here, or by the leader if `answer` says so."""
+
         async def endpoint(request: web.Request) -> web.StreamResponse:
             # The leader judges pages of other origins, and what is odd.
             is_plain = _is_of_no_other_origin(request) and not request.body_exists
-            if is_plain and is_ours(request):
+            if is_plain and self._is_ours(request):
                 try:
                     return await answer(request)
                 except LeaderKnowsMore:
-                    return await with_leader(request, answer)
+                    return await self._with_leader(request, answer)
                 except StoreHangs as hangs:
                     try:
-                        return await forwarder.forward(request, LEADER_SECONDS)
+                        return await self._forwarder.forward(request, LEADER_SECONDS)
                     except LeaderLate:
                         # It may wait for the same database.
                         raise hangs from None
                 except (NeedsLeader, StoreError):
                     pass
-            return await forwarder.forward(request)
+            return await self._forwarder.forward(request)
 
         return endpoint
 
-    async def with_leader(request: web.Request, answer: Answer) -> web.StreamResponse:
+    def _is_ours(self, request: web.Request) -> bool:
+        is_follower = not self._forwarder.is_leading
+        return is_follower and service_of_host(request.host, self._service_domain) is None
+
+    async def _with_leader(self, request: web.Request, answer: Answer) -> web.StreamResponse:
         try:
-            return await forwarder.forward(request, SOON_SECONDS)
+            return await self._forwarder.forward(request, SOON_SECONDS)
         except LeaderLate:
             try:
                 with alone():
                     return await answer(request)
             except (NeedsLeader, StoreError):
-                return await forwarder.forward(request)
-
-    async def no_link(request: web.Request) -> web.StreamResponse:
-        """A follower of another controller believes that this one leads."""
-        raise web.HTTPServiceUnavailable
-
-    app = web.Application(middlewares=[_errors_as_json, to_services])
-    app[STREAMS] = set()
-    app.on_shutdown.append(end_streams)
-    app.on_response_prepare.append(not_for_tabs)
-    app.on_response_prepare.append(tidy)
-    app.router.add_get(LINK_PATH, no_link)
-    app.router.add_get(STATIC_PATH, static)
-    for path, answer in _answered(reads, answers).items():
-        app.router.add_route("GET", path, here(answer))
-    app.router.add_route("*", "/{rest:.*}", forwarder.forward)
-    return app
+                return await self._forwarder.forward(request)
 
 
 def _answered(reads: Reads | None, answers: Answers | None) -> dict[str, Answer]:

@@ -22,7 +22,7 @@ from aiohttp.typedefs import Handler, Middleware
 from common.proxy.forwarding import HangUps
 from common.proxy.headers import CLIENT
 from controller.api.http.errors import NOTHING_DONE, leads_no_more
-from controller.api.http.routes import FRAMES, NDJSON
+from controller.api.http.routes import FRAMES, JSON, NDJSON
 from controller.api.http.streams import cancel_this, reader_may_leave, registered
 from controller.forwarding.feed import FEED_PATH
 from fairlead.connections.keepalives import notice_the_gone
@@ -33,6 +33,8 @@ LINK_PATH = "/v1/controllers/link"
 WAYS_PATH = "/v1/controllers/ways"
 """The session in which a follower is told of services (`controller.ways`)."""
 PROTOCOL = "fairlead-link"
+JOB_WAY_PATH = "/v1/controllers/ways/{run}/{attempt}"
+"""The way to the ports of an attempt, for a user of a follower, which has judged his rights."""
 LOGS_PATH = "/v1/controllers/logs/{run}/{attempt}"
 """The log of an attempt for the readers of a follower, which has judged their rights."""
 BY_ITSELF = "follower"
@@ -60,6 +62,11 @@ Feed = Callable[[web.Request, web.StreamResponse], Coroutine[None, None, None]]
 """Feeds the watches of a follower; see `feed`. The answer is begun."""
 
 
+LendWay = Callable[[str, str], Awaitable[bytes | None]]
+"""Returns how a follower reaches the ports of an attempt (of this run, this attempt), as JSON;
+None: it does not."""
+
+
 class Lease(Protocol):
     """This controller's lease, of which only the database knows whether another one has it."""
 
@@ -70,8 +77,9 @@ class Lease(Protocol):
 
 
 class FollowerLinks:
-    """Links that followers opened to this controller while it leads. `follow_log`, `feed`, `ways`:
-    what they may ask for beside requests of clients. `lease`: None: it never runs out."""
+    """Links that followers opened to this controller while it leads. `follow_log`, `feed`, `ways`,
+    `lend_way`: what they may ask for beside requests of clients. `lease`: None: it never runs
+    out."""
 
     def __init__(
         self,
@@ -80,11 +88,13 @@ class FollowerLinks:
         feed: Feed | None = None,
         lease: Lease | None = None,
         ways: Feed | None = None,
+        lend_way: LendWay | None = None,
     ) -> None:
         self._context = context
         self._follow_log = follow_log
         self._feed = feed
         self._ways = ways
+        self._lend_way = lend_way
         self._lease = lease
         self._hang_ups = HangUps()
         self._runner: web.AppRunner | None = None
@@ -100,6 +110,7 @@ class FollowerLinks:
         app.router.add_get(LOGS_PATH, self._log)
         app.router.add_get(FEED_PATH, partial(self._fed, self._feed))
         app.router.add_get(WAYS_PATH, partial(self._fed, self._ways))
+        app.router.add_get(JOB_WAY_PATH, self._lent)
 
     @property
     def middleware(self) -> Middleware:
@@ -179,6 +190,16 @@ class FollowerLinks:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _lent(self, request: web.Request) -> web.StreamResponse:
+        if self._lend_way is None or not self._is_asked_here(request):
+            raise web.HTTPNotFound
+        if self._lease is not None and self._lease.has_ended():
+            return leads_no_more()
+        way = await self._lend_way(request.match_info["run"], request.match_info["attempt"])
+        if way is None:
+            raise web.HTTPNotFound
+        return web.Response(body=way, content_type=JSON)
 
     async def _log(self, request: web.Request) -> web.StreamResponse:
         if self._follow_log is None or not self._is_asked_here(request):

@@ -4,6 +4,7 @@ the bucket, and streams of those that grow."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
@@ -87,7 +88,7 @@ class LogReads(Reads):
             raise NeedsLeader
         async with self._live.held(run_id, attempt.id, query.offset, request) as frames:
             # It may be quiet for hours, so its pieces can't be the time to look.
-            with self._rights.watched(request, self._proof(request), run_id):
+            with self.while_allowed(request, run_id):
                 return await stream_log(request, query, frames)
 
     async def _window(self, request: web.Request) -> web.StreamResponse:
@@ -112,7 +113,7 @@ class LogReads(Reads):
     async def _found(
         self, request: web.Request, shape: type[Q], understood: Callable[[Q], T]
     ) -> _Found[T]:
-        async with self._begun(request) as read:
+        async with self.begun(request) as read:
             state = await read.run()
             query = read.query(shape)
             asked = understood(query)
@@ -147,10 +148,17 @@ class LogReads(Reads):
                     raise ConnectionResetError("the reader may read no more")
             yield piece
 
+    def while_allowed(
+        self, request: web.Request, run_id: str
+    ) -> contextlib.AbstractContextManager[None]:
+        """Cut the request's connection within some seconds if its user may not see the run any
+        more. Raises Unauthenticated."""
+        return self._rights.watched(request, self._proof(request), run_id)
+
     async def _is_allowed(self, request: web.Request, run_id: str) -> bool | None:
         """Return whether the request's token may see the run; None: the database does not tell."""
         try:
-            async with self._begun(request) as read:
+            async with self.begun(request) as read:
                 await read.runs.seen(run_id, read.user)
         except ServiceError:
             return False

@@ -112,7 +112,7 @@ class Reads:
         return dict(zip(PATHS, answers, strict=True))
 
     @asynccontextmanager
-    async def _begun(self, request: web.Request) -> AsyncIterator[_Read]:
+    async def begun(self, request: web.Request) -> AsyncIterator[_Read]:
         """Begin a read of the request's user. Raises Unauthenticated."""
         proof = self._proof(request)
         async with self._store.moment() as moment:
@@ -129,7 +129,7 @@ class Reads:
         return Proof(digest(given or ""))
 
     async def _list_runs(self, request: web.Request) -> web.Response:
-        async with self._begun(request) as read:
+        async with self.begun(request) as read:
             query = read.query(RunQuery)
             states = await read.runs.page(one_more(query), user=read.user)
             names = await read.moment.node_names()
@@ -139,7 +139,7 @@ class Reads:
         return json_response(RunsAnswer(runs=summaries, next_cursor=cursor))
 
     async def _run(self, request: web.Request) -> web.Response:
-        async with self._begun(request) as read:
+        async with self.begun(request) as read:
             state = await read.run()
             read.query(NoQuery)
             run = state.run
@@ -156,7 +156,7 @@ class Reads:
         return json_response(view)
 
     async def _submission(self, request: web.Request) -> web.Response:
-        async with self._begun(request) as read:
+        async with self.begun(request) as read:
             run = (await read.run()).run
             read.query(NoQuery)
         return json_response(
@@ -164,7 +164,7 @@ class Reads:
         )
 
     async def _attempts(self, request: web.Request) -> web.Response:
-        async with self._begun(request) as read:
+        async with self.begun(request) as read:
             state = await read.run()
             query = read.query(AttemptQuery)
             found = await read.runs.attempts(state, one_more(query))
@@ -174,7 +174,7 @@ class Reads:
         return json_response(AttemptsAnswer(attempts=views, next_cursor=cursor))
 
     async def _events(self, request: web.Request) -> web.Response:
-        async with self._begun(request) as read:
+        async with self.begun(request) as read:
             query = read.query(EventQuery)
             found = await read.runs.events(one_more(query), user=read.user)
         found, cursor = cut(found, query.limit, lambda event: str(event.seq))

@@ -184,7 +184,7 @@ class WatchReads(LogReads):
         return Reader(proof, user, owner)
 
     async def _watch_run(self, request: web.Request) -> web.StreamResponse:
-        async with self._at_once, self._begun(request) as read:
+        async with self._at_once, self.begun(request) as read:
             state = await read.run()
             read.query(NoQuery)
         reader = self._reader(request, read.user, state.run.user)
@@ -193,7 +193,7 @@ class WatchReads(LogReads):
             return await self._send(request, reader, _lines(run, changed))
 
     async def _watch_events(self, request: web.Request) -> web.StreamResponse:
-        async with self._at_once, self._begun(request) as read:
+        async with self._at_once, self.begun(request) as read:
             query = read.query(EventsWatchQuery)
             state = None if query.run is None else await read.runs.seen(query.run, read.user)
         reader = self._reader(request, read.user, None if state is None else state.run.user)

@@ -16,6 +16,7 @@ from common.tokens import BROWSER_PREFIX, KEY_PREFIX, digest
 from controller.lifecycle import reports
 from controller.links.base import NodeConnection
 from controller.pipelines.run_pipeline import RunPipeline
+from controller.proxy.sealed import SealedSessions
 from controller.service.accounts.rights import sees_all
 from controller.service.accounts.users import Credential, Gate
 from controller.store.accounts import ServiceKey
@@ -131,10 +132,12 @@ class CountedTraffic:
 
 
 class GateAccess:
-    """Admits by the tokens and keys of the controller (`Access`)."""
+    """Admits by the tokens and keys of the controller (`Access`). `sealed`: opens sessions of
+    browsers that are in their cookies."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, sealed: SealedSessions | None = None) -> None:
         self._gate = gate
+        self._sealed = sealed
 
     async def admit(self, service: Service, authorization: str) -> Admission:
         secret, hidden = secret_of(service, authorization), hidden_headers(service, authorization)
@@ -162,6 +165,12 @@ class GateAccess:
         """Raises Unauthenticated."""
         if not secret.startswith(BROWSER_PREFIX):
             return Credential(token=self._gate.token_of(secret))
+        session = None if self._sealed is None else self._sealed.granted(secret, run_id)
+        if session is not None:
+            token = self._gate.token_by_id(session.token_id)
+            found = Credential(token=token, login=session.login)
+            self._gate.require_login(found)
+            return found
         held = self._gate.granted(digest(secret), run_id)
         if held is None:
             raise Unauthenticated("this browser's session has ended; open the service again")

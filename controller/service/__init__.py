@@ -27,7 +27,7 @@ from controller.service.accounts.rights import require_admin
 from controller.service.accounts.secrets import SecretService
 from controller.service.accounts.service_keys import ServiceKeys
 from controller.service.accounts.users import Gate, UserService
-from controller.service.jobs.access import Connect
+from controller.service.jobs.access import Connect, through_runners
 from controller.service.jobs.logs import KeptLogs
 from controller.service.jobs.metrics import MetricsService
 from controller.service.jobs.outputs import OutputService
@@ -214,7 +214,7 @@ class ControllerService:
         self.starting_again = StartAgainService(pipeline, self.runs, self.submissions, clock)
         self.explanations = ExplainService(pipeline, self.runs, clock)
         self.plans = PlanService(pipeline, self.submissions, clock)
-        self.ports = PortService(self.runs, connect)
+        self.ports = PortService(self.runs, through_runners(connect))
         self.queue = QueueService(pipeline, clock)
         self.terminals = TerminalService(self.runs, self.ports, settings.terminal_secret)
         self.faults = FaultService(pipeline, self.runs, store)

@@ -15,9 +15,10 @@ import msgspec
 from common.proxy.access import bearer, hidden_headers, secret_of
 from common.proxy.view import Admission, Service
 from common.refusals import ServiceError, Unavailable
-from common.tokens import KEY_PREFIX, digest
+from common.tokens import BROWSER_PREFIX, KEY_PREFIX, digest
 from controller.clock import Clock
 from controller.proxy.registered import GateAccess
+from controller.proxy.sealed import SealedSessions
 from controller.service.accounts.users import Gate
 from controller.store.errors import StoreError
 from controller.store.reading import Moment, StoreReader
@@ -50,10 +51,17 @@ class _Open(msgspec.Struct):
 
 
 class StoredAccess:
-    """`now`: seconds that only grow."""
+    """`now`: seconds that only grow. `sealed`: opens sessions of browsers."""
 
-    def __init__(self, store: StoreReader, clock: Clock, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: StoreReader,
+        clock: Clock,
+        now: Callable[[], float],
+        sealed: SealedSessions | None = None,
+    ) -> None:
         self._store = store
+        self._sealed = sealed
         self._clock = clock
         self._now = now
         self._waiting: dict[str, asyncio.Future[Gate]] = {}
@@ -102,14 +110,14 @@ class StoredAccess:
         """Raises Unauthenticated, Forbidden, Unavailable."""
         right, asked_at = held.right, self._now()
         try:
-            gate = await self._gate(right[1], is_key=_is_key(held))
+            gate = await self._gate(self._wanted(held))
         except StoreError as error:
             known_at = self._known.get(right)
             if known_at is not None and asked_at - known_at < KNOWN_SECONDS:
                 return
             raise Unavailable("the database can't be read at the moment; try again soon") from error
         self._known.pop(right, None)
-        await GateAccess(gate).admit(held.service, held.authorization)
+        await GateAccess(gate, self._sealed).admit(held.service, held.authorization)
         self._known[right] = asked_at
         if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
@@ -144,9 +152,16 @@ class StoredAccess:
 
     # -- the database ---------------------------------------------------------------------------
 
-    async def _gate(self, proof: str, *, is_key: bool) -> Gate:
-        """Return what the database has of this token or key. Raises StoreError."""
-        wanted = f"{'key' if is_key else 'token'} {proof}"
+    def _wanted(self, held: _Held) -> str:
+        """Return what the database is asked for: a key, a token, or the token of a login."""
+        secret = bearer(held.authorization)
+        if self._sealed is not None and secret.startswith(BROWSER_PREFIX):
+            session = self._sealed.granted(secret, held.service.run_id)
+            return f"login {'' if session is None else session.token_id}"
+        return f"{'key' if secret.startswith(KEY_PREFIX) else 'token'} {digest(secret)}"
+
+    async def _gate(self, wanted: str) -> Gate:
+        """Return what the database has of this. Raises StoreError."""
         found = self._waiting.get(wanted)
         if found is None:
             found = self._waiting[wanted] = asyncio.get_running_loop().create_future()
@@ -182,10 +197,7 @@ class StoredAccess:
         kind, _, proof = wanted.partition(" ")
         if kind == "key":
             return Gate((), (), self._clock, await moment.service_keys(proof))
-        account = await moment.account(proof)
+        by_login = kind == "login"
+        account = await (moment.account_of(proof) if by_login else moment.account(proof))
         users, tokens = ((), ()) if account is None else ((account[0],), (account[1],))
         return Gate(users, tokens, self._clock)
-
-
-def _is_key(held: _Held) -> bool:
-    return bearer(held.authorization).startswith(KEY_PREFIX)

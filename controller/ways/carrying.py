@@ -1,7 +1,7 @@
 """Requests for services that a follower carries to replicas itself.
 
 All others go on to the leader: who logs in by a browser, who waits for a service that sleeps, and
-whatever finds no way from here.
+whatever finds no way from here. A browser that has logged in is known by its cookie.
 """
 
 from __future__ import annotations
@@ -11,27 +11,23 @@ import asyncio
 import asyncssh
 from aiohttp import web
 
-from common.links.errors import LinkError
-from common.links.node_links import NodeLinks
 from common.proxy import headers
 from common.proxy.access import bearer
+from common.proxy.browsers.cookies import cookie_name, the_cookie
 from common.proxy.browsers.login import ENTER, LOGIN
+from common.proxy.browsers.sessions import COOKIE
 from common.proxy.entry import Elsewhere, Proxy, Settings
 from common.proxy.outliers import Outliers
 from common.proxy.reported import ReportedTraffic
-from common.proxy.view import Replica
-from common.streams import PortStream
 from common.tokens import BROWSER_PREFIX
 from controller.clock import Clock
 from controller.forwarding.leader_links import LeaderLinks
+from controller.proxy.sealed import SealedSessions
 from controller.store.reading import StoreReader
 from controller.ways.admission import StoredAccess
 from controller.ways.follower import KnownServices, WaysSession
+from controller.ways.nodes import Nodes
 from fairlead.wire.gateway import GroupCounts
-
-CONNECT_SECONDS = 3.0
-"""A node that is not reached in this time is the leader's alone for `AVOIDED_SECONDS`."""
-AVOIDED_SECONDS = 30.0
 
 
 class FollowerServices:
@@ -46,13 +42,16 @@ class FollowerServices:
         identity: asyncssh.SSHKey,
         settings: Settings,
         elsewhere: Elsewhere,
+        sealed: SealedSessions | None = None,
     ) -> None:
         now = asyncio.get_running_loop().time
         self._store = store
         self._domain = settings.domain
-        self._nodes = _Nodes(identity)
+        self._nodes = Nodes(identity)
         self._known = KnownServices(now)
-        self._access = StoredAccess(store, clock, now)
+        self._access = StoredAccess(store, clock, now, sealed)
+        self._sealed = sealed
+        self._client = settings.site.client
         self._outliers = Outliers(now)
         self._traffic = ReportedTraffic(now, lambda replica: self._session.emptied(replica))
         self._session = WaysSession(links, self._known, self._nodes.links.update, self)
@@ -65,6 +64,7 @@ class FollowerServices:
             settings=settings,
             outliers=self._outliers,
             elsewhere=elsewhere,
+            sessions=sealed,
         )
 
     def start(self) -> None:
@@ -81,8 +81,10 @@ class FollowerServices:
 
     def takes(self, request: web.Request) -> bool:
         """Return whether the request is answered here, unless no replica is reached."""
-        if _has_own_cookie(request) or not self._proxy.takes(request):
+        if not self._proxy.takes(request):
             return False
+        if _has_own_cookie(request):
+            return self._has_session(request)
         authorization = request.headers.get("Authorization", "")
         if bearer(authorization).startswith(BROWSER_PREFIX):
             return False
@@ -95,6 +97,19 @@ class FollowerServices:
         if service is None or path in (LOGIN, ENTER):
             return False
         return not service.auth or bool(authorization)
+
+    def _has_session(self, request: web.Request) -> bool:
+        """Return whether the request has the cookie of a session with its service that this
+        follower can open, and nothing else to be admitted by."""
+        name = self._proxy.named_by_host(request)
+        service = None if name is None else self._known.find(name)
+        path = headers.origin_form(request.raw_path).partition("?")[0]
+        if self._sealed is None or service is None or path in (LOGIN, ENTER):
+            return False
+        value = the_cookie(request, cookie_name(COOKIE, self._client(request)))
+        if value is None or not service.auth or "Authorization" in request.headers:
+            return False
+        return self._sealed.opened(value, service.run_id) is not None
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         return await self._proxy.answer(request)
@@ -111,36 +126,7 @@ class FollowerServices:
         return self._outliers.seconds_left()
 
 
-class _Nodes:
-    """The ways to nodes. A node that can't be reached from here costs few requests their time."""
-
-    def __init__(self, identity: asyncssh.SSHKey) -> None:
-        self.links = NodeLinks(identity)
-        self._now = asyncio.get_running_loop().time
-        self._avoided_until: dict[str, float] = {}
-
-    async def connect(self, replica: Replica) -> PortStream:
-        """Raises LinkError, AgentError."""
-        node_id = replica.node_id
-        if self._now() < self._avoided_until.get(node_id, 0.0):
-            raise LinkError("its node could not be reached from here just now")
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                stream = await self.links.connect(replica)
-        except TimeoutError:
-            self._avoid(node_id)
-            raise LinkError(f"its node did not answer within {CONNECT_SECONDS:g} s") from None
-        except LinkError:
-            self._avoid(node_id)
-            raise
-        self._avoided_until.pop(node_id, None)
-        return stream
-
-    def _avoid(self, node_id: str) -> None:
-        self._avoided_until[node_id] = self._now() + AVOIDED_SECONDS
-
-
 def _has_own_cookie(request: web.Request) -> bool:
-    """Return whether a browser logged in, for which only the leader knows the login."""
+    """Return whether the request has a cookie of ours: of a login, or of one that goes on."""
     pairs = (one for line in request.headers.getall("Cookie", ()) for one in line.split(";"))
     return any(pair.strip().lower().startswith(headers.OWN_COOKIES) for pair in pairs)

@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import msgspec
 from aiohttp import web
 from msgspec.structs import replace
 
-from common.links.errors import LinkError
 from common.proxy.view import Replica, Service
 from controller.gateways.snapshots import node_of
 from controller.lifecycle.model import RunState
-from controller.links.base import NodeConnection
-from controller.pipelines.run_pipeline import RunPipeline
-from controller.pipelines.to_node import find
 from controller.proxy.registered import service_of
 from controller.traffic.routes import ReplicaRoute, Route, RouteTable, offered
 from controller.traffic.statistics import Traffic
+from controller.ways.exposing import Exposer
 from controller.ways.messages import (
     BEAT_SECONDS,
     FOLLOWER,
@@ -39,10 +35,6 @@ from controller.ways.messages import (
     encoded,
 )
 from fairlead.wire.gateway import GatewayNode
-from fairlead.wire.shim import Fence
-from shim.client import ShimError, ShimUnavailable
-
-log = logging.getLogger(__name__)
 
 AWAY_SECONDS = 10.0
 """For so long a drain waits for a follower whose session has ended, and after the start for all of
@@ -51,19 +43,15 @@ LOOK_SECONDS = 5.0
 """Addresses of nodes change without a turn, and a port that could not be exposed is tried again."""
 MAX_LINE = 4 << 20
 MAX_EJECTED = 86400.0
-_EXPOSE_SECONDS = 15.0
 _MAX_EXPOSING = 16
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the leader has. `keys`: those by which gateways and followers log in at nodes."""
+    """What the leader has."""
 
     routes: RouteTable
     traffic: Traffic
-    pipeline: RunPipeline
-    connect: Callable[[str], Awaitable[NodeConnection]]
-    keys: Callable[[], tuple[str, ...]]
-    fence: Fence
+    nodes: Exposer
 
 
 class FollowerWays:
@@ -147,8 +135,7 @@ class _Sockets:
     def find(self, run_id: str, replica: ReplicaRoute) -> str:
         """Return where the replica's port is reached; empty: nobody knows (yet)."""
         known = replica.exposed_socket or self._known.get(replica.attempt_id, "")
-        node = self._parts.pipeline.nodes.get(replica.node_id)
-        can = node is not None and node.capacity.gateways
+        can = self._parts.nodes.can_expose(replica.node_id)
         if not known and can and replica.attempt_id not in self._tasks:
             self._tasks[replica.attempt_id] = asyncio.create_task(self._expose(run_id, replica))
         return known
@@ -164,34 +151,16 @@ class _Sockets:
 
     async def _expose(self, run_id: str, replica: ReplicaRoute) -> None:
         try:
-            async with self._places, asyncio.timeout(_EXPOSE_SECONDS):
-                socket = await self._exposed(run_id, replica)
-        except (TimeoutError, LinkError, ShimError, ShimUnavailable) as error:
-            log.debug("no way for followers to %s: %s", replica.attempt_id, error)
-        else:
-            if socket:
+            async with self._places:
+                socket = await self._parts.nodes.expose(
+                    replica.node_id, run_id, replica.attempt_id, replica.port
+                )
+            if socket is not None:
                 self._known[replica.attempt_id] = socket
                 self._when_exposed(run_id)
         finally:
             # The next look tries again what failed.
             self._tasks.pop(replica.attempt_id, None)
-
-    async def _exposed(self, run_id: str, replica: ReplicaRoute) -> str:
-        """Raises LinkError, ShimError, ShimUnavailable."""
-        connection = await self._parts.connect(replica.node_id)
-        state = self._parts.pipeline.known.get(run_id)
-        context = None if state is None else find(state, replica.attempt_id)
-        if context is None:
-            return ""
-        await connection.shim.put_gateways(self._parts.keys())
-        exposed = await connection.shim.expose(
-            replica.attempt_id,
-            replica.port,
-            run_id=run_id,
-            fence=self._parts.fence,
-            incarnation=context.run_incarnation,
-        )
-        return exposed.socket
 
 
 class _Session:
@@ -281,7 +250,7 @@ class _Session:
 
     def _used_nodes(self) -> tuple[GatewayNode, ...]:
         used = {one.node_id for service in self._shown.values() for one in service.replicas}
-        nodes = self._parts.pipeline.nodes
+        nodes = self._parts.nodes.pipeline.nodes
         return tuple(node_of(nodes[node_id]) for node_id in sorted(used) if node_id in nodes)
 
     async def _tell_on(self) -> None:

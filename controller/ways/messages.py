@@ -42,6 +42,21 @@ class ServicesChanged(
     """The nodes of all replicas; None: they are those of before."""
 
 
+class JobWay(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a follower reaches the ports of one job: `socket` on its node opens each of them, for
+    who writes the port first (`ANY_PORT`). Whoever knows its name may do so, so none is shown."""
+
+    socket: str
+    node: GatewayNode
+
+    @property
+    def node_id(self) -> str:
+        return self.node.id
+
+    def __repr__(self) -> str:
+        return f"JobWay(node={self.node.id!r})"
+
+
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """Nothing changed."""
 

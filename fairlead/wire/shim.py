@@ -513,16 +513,20 @@ class NodeInfo(Amounts, frozen=True, kw_only=True):
 
 EXPOSED_OK = b"ok\n"
 """The first line of a connection to an exposed socket; another one says why there is no way."""
+ANY_PORT = 0
+"""Exposes all ports of a task at one socket."""
 
 
 class ExposeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Let gateways reach this port of a task."""
+    """Let gateways and followers reach this port of a task. `ANY_PORT`: all of its ports; whoever
+    connects writes the number of one first, in a line."""
 
     port: int
 
 
 class ExposedPort(msgspec.Struct, frozen=True, kw_only=True):
-    """`socket`: the path on the node at which gateways reach the port."""
+    """`socket`: the path on the node at which the port is reached. Its name can't be guessed: it is
+    for those alone who may reach the port."""
 
     port: int
     socket: str

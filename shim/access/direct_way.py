@@ -124,9 +124,9 @@ class DirectWays:
         """Return whether a removal is not over."""
         return self._removes
 
-    async def open(self, exposed: Collection[tuple[str, int]]) -> None:
+    async def open(self, exposed: Collection[str]) -> None:
         """Go on with the gateways and ways of before, but those of ports that are not exposed any
-        more. Raises OSError."""
+        more: `exposed` has those that are, as `serve` gets them. Raises OSError."""
         await self._in_thread(self._read)
         # One that is away reads its files when it starts.
         with contextlib.suppress(HaproxyAway, HaproxyRefused):
@@ -146,9 +146,9 @@ class DirectWays:
             tasks.append(self._removing)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def keep(self, exposed: Collection[tuple[str, int]]) -> None:
+    async def keep(self, exposed: Collection[str]) -> None:
         """Take away the ways to ports that are not among these. Raises OSError."""
-        names = {self._name(task_id, port) for task_id, port in exposed}
+        names = set(map(self._name, exposed))
         async with self._changing:
             self._ways = {name: to for name, to in self._ways.items() if name in names}
             await self._in_thread(self._write_ways)
@@ -227,9 +227,14 @@ class DirectWays:
         )
 
     async def serve(
-        self, task_id: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        task_id: str,
+        port: int,
+        exposed: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
-        """Answer an agent that asks for the way to this exposed port."""
+        """Answer an agent that asks for the way to this port, which is exposed as `exposed`."""
         generation = self._generation
         with contextlib.closing(writer):
             answer = DirectAnswer(why="the question is none")
@@ -238,13 +243,15 @@ class DirectWays:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     line = await reader.readline()
                     question = msgspec.json.decode(line, type=DirectQuestion)
-                    answer = await self._lead(task_id, port, question.certificate, generation)
+                    answer = await self._lead(
+                        task_id, port, exposed, question.certificate, generation
+                    )
             with contextlib.suppress(OSError):
                 writer.write(msgspec.json.encode(answer) + b"\n")
                 await writer.drain()
 
     async def _lead(
-        self, task_id: str, port: int, certificate: str, generation: int
+        self, task_id: str, port: int, exposed: str, certificate: str, generation: int
     ) -> DirectAnswer:
         """Open the way to this exposed port for the gateway that has this certificate. Raises
         OSError."""
@@ -260,7 +267,7 @@ class DirectWays:
         why = await _why_closed(address, port)
         if why is not None:
             return DirectAnswer(why=f"nothing listens at {address}:{port} of its task: {why}")
-        way = self._name(task_id, port), f"{address}:{port}"
+        way = self._name(exposed), f"{address}:{port}"
         # A caller that gives up leaves no change half made.
         opening = asyncio.create_task(self._open_way(way, admitted, generation))
         self._opening.add(opening)
@@ -313,8 +320,9 @@ class DirectWays:
             elif known[name] != to:
                 await haproxy_admin.do(admin, f"set map {ways} {name} {to}")
 
-    def _name(self, task_id: str, port: int) -> str:
-        label = hashlib.sha256(f"{task_id} {port}".encode()).hexdigest()[:_LABEL]
+    def _name(self, exposed: str) -> str:
+        # The names of sockets open them; those of ways are in HAProxy's files.
+        label = hashlib.sha256(exposed.encode()).hexdigest()[:_LABEL]
         return f"{label}.{self._domain}"
 
     # -- files ------------------------------------------------------------------------------

@@ -214,10 +214,11 @@ class BrowserLogin:
         Forbidden."""
         if service is None:
             raise Unauthenticated(f"there is no service {target.service} that this opens")
+        credential: object = None
         if service.auth:
-            await self._access.admit(service, f"Bearer {secret}")
+            credential = (await self._access.admit(service, f"Bearer {secret}")).credential
         answer = web.Response(status=303, headers={"Location": there, **NOT_KEPT})
-        value = self._sessions.open(service, secret)
+        value = self._sessions.open(service, secret, credential)
         set_cookie(
             # With Strict, who follows a link from another site would be asked to log in again.
             answer,

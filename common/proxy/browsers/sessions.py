@@ -1,13 +1,14 @@
 """Sessions of browsers with services: a cookie stands for a key, or for a login at the dashboard.
 
-Sessions are in memory only; after a restart the browser logs in again. Each request is checked by
-what the session stands for, so it ends with that.
+Sessions are in memory, unless whoever answers has another book of them; after a restart the browser
+then logs in again. Each request is checked by what the session stands for, so it ends with that.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
@@ -34,23 +35,25 @@ class _Session(msgspec.Struct, frozen=True):
         return f"_Session(run_id={self.run_id!r})"
 
 
-class BrowserSessions:
-    """The sessions of all services. `now`: seconds that only grow."""
+class SessionBook(Protocol):
+    """Where sessions are kept."""
+
+    def open(self, service: Service, secret: str, credential: object) -> str:
+        """Return the value of a new session's cookie. `secret`: a key of the service, or a
+        `browser_secret`; `credential`: what that was admitted by."""
+
+    def secret_of(self, service: Service, value: str) -> str | None:
+        """Return the secret by which a session of this service admits; None: this is none."""
+
+
+class KeptSessions:
+    """A book in memory. `now`: seconds that only grow."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._sessions: dict[str, _Session] = {}
-        self._tries = RateLimiter(now, every=_TRY_SECONDS, burst=_TRIES)
 
-    def count_try(self, address: str) -> None:
-        """Count a try to log in. Raises TooMany."""
-        wait = self._tries.wait_of(address)
-        if wait:
-            raise TooMany("too many tries from this address; try again in some seconds", wait)
-
-    def open(self, service: Service, secret: str) -> str:
-        """Return the value of a new session's cookie. `secret`: a key of the service, or a
-        `browser_secret`."""
+    def open(self, service: Service, secret: str, credential: object) -> str:
         now = self._now()
         if len(self._sessions) >= MAX_SESSIONS:
             self._sessions = {
@@ -63,6 +66,30 @@ class BrowserSessions:
         self._sessions[digest(value)] = _Session(service.run_id, secret, now + SESSION_SECONDS)
         return value
 
+    def secret_of(self, service: Service, value: str) -> str | None:
+        session = self._sessions.get(digest(value))
+        if session is None or session.run_id != service.run_id or session.expires_at <= self._now():
+            return None
+        return session.secret
+
+
+class BrowserSessions:
+    """The sessions of all services. `now`: seconds that only grow. `book`: None: in memory."""
+
+    def __init__(self, now: Callable[[], float], book: SessionBook | None = None) -> None:
+        self._book = book or KeptSessions(now)
+        self._tries = RateLimiter(now, every=_TRY_SECONDS, burst=_TRIES)
+
+    def count_try(self, address: str) -> None:
+        """Count a try to log in. Raises TooMany."""
+        wait = self._tries.wait_of(address)
+        if wait:
+            raise TooMany("too many tries from this address; try again in some seconds", wait)
+
+    def open(self, service: Service, secret: str, credential: object) -> str:
+        """Return the value of a new session's cookie; see `SessionBook`."""
+        return self._book.open(service, secret, credential)
+
     def authorization(self, service: Service, request: web.Request, client: Client) -> str:
         """Return what the request's cookie stands for, as an `Authorization`; empty: nothing.
 
@@ -73,10 +100,8 @@ class BrowserSessions:
         value = the_cookie(request, cookie_name(COOKIE, client))
         if value is None or not (is_of_own_page(request, client) or _is_navigation(request)):
             return ""
-        session = self._sessions.get(digest(value))
-        if session is None or session.run_id != service.run_id or session.expires_at <= self._now():
-            return ""
-        return f"Bearer {session.secret}"
+        secret = self._book.secret_of(service, value)
+        return "" if secret is None else f"Bearer {secret}"
 
 
 def is_of_own_page(request: web.Request, client: Client) -> bool:

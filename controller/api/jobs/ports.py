@@ -18,6 +18,7 @@ from controller.api.http.routes import BYTES, Call, Route
 from controller.api.http.streams import CLOSE_SECONDS, registered
 from fairlead.queries import Query
 
+PORT_PATH = "/v1/runs/{run}/ports/{port}"
 EOF = "eof"
 PIECE_BYTES = 256 << 10
 _MAX_PORT = 65535
@@ -31,12 +32,17 @@ class PortQuery(Query, frozen=True):
 
 async def open_port(call: Call) -> web.StreamResponse:
     query: PortQuery = call.query
-    port = _number(call.path("port"))
+    port = number_of(call.path("port"))
     stream = await call.service.ports.open(call.path("run"), query.job, port, user=call.caller)
+    return await carry_port(call.request, stream)
+
+
+async def carry_port(request: web.Request, stream: PortStream) -> web.StreamResponse:
+    """Answer with a WebSocket that carries the stream, which is closed at its end."""
     try:
         socket = web.WebSocketResponse(heartbeat=30.0, timeout=CLOSE_SECONDS, compress=False)
-        await socket.prepare(call.request)
-        with registered(call.request, partial(socket.close, code=WSCloseCode.GOING_AWAY)):
+        await socket.prepare(request)
+        with registered(request, partial(socket.close, code=WSCloseCode.GOING_AWAY)):
             whole = await _carry(socket, stream)
             code = WSCloseCode.OK if whole else WSCloseCode.INTERNAL_ERROR
             await socket.close(code=code)
@@ -93,7 +99,8 @@ async def _to_user(socket: web.WebSocketResponse, stream: PortStream) -> None:
     await socket.send_str(EOF)
 
 
-def _number(text: str) -> int:
+def number_of(text: str) -> int:
+    """Return the port of a path. Raises Invalid."""
     if not (text.isascii() and text.isdecimal() and len(text) < 6 and 1 <= int(text) <= _MAX_PORT):
         raise Invalid(f"{text!r} is not a port from 1 to {_MAX_PORT}", field="port")
     return int(text)
@@ -102,7 +109,7 @@ def _number(text: str) -> int:
 ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
-        path="/v1/runs/{run}/ports/{port}",
+        path=PORT_PATH,
         summary="WebSocket: a connection to a port that a job listens on",
         handler=open_port,
         query=PortQuery,

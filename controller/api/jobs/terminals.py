@@ -20,11 +20,13 @@ from common.refusals import Forbidden, ServiceError
 from controller.api.http.origins import host_of
 from controller.api.http.routes import BYTES, Call, Route
 from controller.api.http.streams import CLOSE_SECONDS, PROTOCOL, registered
-from controller.service.jobs.terminals import Process
+from controller.service.jobs.terminals import Process, TerminalService
+from controller.store.accounts import User
 from fairlead.queries import Query
 from fairlead.wire.decoders import decoder_of
 
 log = logging.getLogger(__name__)
+TERMINAL_PATH = "/v1/runs/{run}/terminal"
 IDLE_SECONDS = 3600.0
 """A terminal in which nothing is typed or shown for so long ends."""
 _MAX_TYPED = 1 << 20
@@ -48,11 +50,17 @@ class _Size(msgspec.Struct, frozen=True):
 
 
 async def open_terminal(call: Call) -> web.StreamResponse:
-    query: TerminalQuery = call.query
-    require_same_origin(call.request)
-    terminals, run = call.service.terminals, call.path("run")
+    run = call.path("run")
+    return await serve_terminal(call.request, call.service.terminals, run, call.query, call.caller)
+
+
+async def serve_terminal(
+    request: web.Request, terminals: TerminalService, run: str, query: TerminalQuery, user: User
+) -> web.StreamResponse:
+    """Answer with the WebSocket of a terminal in this run. Raises as `TerminalService.require`."""
+    require_same_origin(request)
     # Before the upgrade: a refusal can still have a status.
-    await terminals.require(run, query.job, user=call.caller)
+    await terminals.require(run, query.job, user=user)
     socket = web.WebSocketResponse(
         heartbeat=30.0,
         timeout=CLOSE_SECONDS,
@@ -60,14 +68,14 @@ async def open_terminal(call: Call) -> web.StreamResponse:
         max_msg_size=_MAX_TYPED,
         protocols=(PROTOCOL,),
     )
-    await socket.prepare(call.request)
+    await socket.prepare(request)
     size = (query.columns, query.rows)
-    with registered(call.request, partial(socket.close, code=WSCloseCode.GOING_AWAY)):
+    with registered(request, partial(socket.close, code=WSCloseCode.GOING_AWAY)):
         try:
             async with terminals.opened(
-                run, query.job, user=call.caller, login=query.login, size=size
+                run, query.job, user=user, login=query.login, size=size
             ) as process:
-                log.info("%s opened a terminal in run %s", call.caller.name, run)
+                log.info("%s opened a terminal in run %s", user.name, run)
                 await _carry(socket, process)
         except ServiceError as error:
             await _say(socket, error=str(error))
@@ -141,7 +149,7 @@ async def _say(socket: web.WebSocketResponse, **fields: object) -> None:
 ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
-        path="/v1/runs/{run}/terminal",
+        path=TERMINAL_PATH,
         summary="WebSocket: a shell with a terminal in a running job",
         handler=open_terminal,
         query=TerminalQuery,

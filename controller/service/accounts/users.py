@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from common.proxy.browsers.sessions import SESSION_SECONDS
 from common.refusals import Conflict, Forbidden, Invalid, NotFound, Unauthenticated
 from common.tokens import digest, new_token
 from controller.clock import Clock
@@ -337,7 +338,10 @@ class UserService:
         """Record that the user logged out of the dashboard. Raises NotFound, StoreUnavailable."""
         async with self._changing:
             user, now = self._user(name), self._clock.now()
-            kept = [one for one in user.ended_logins if one.until > now and one.id != ended.id]
+            # A session with a service that began right before the end of its login goes on for some
+            # time, if the login has expired; if it was ended, that must be known.
+            since = now - SESSION_SECONDS
+            kept = [one for one in user.ended_logins if one.until > since and one.id != ended.id]
             logins = (*kept, ended)[-MAX_ENDED_LOGINS:]
             await self._commit(Changes(users=(msgspec.structs.replace(user, ended_logins=logins),)))
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from common.refusals import NotFound
+from common.refusals import Conflict, NotFound
+from common.streams import PortStream
 from controller.lifecycle.model import Attempt, Job, RunState
 from controller.links.base import NodeConnection
+from fairlead.model.statuses import AttemptStatus
 
 
 def find_job(state: RunState, key: str | None) -> Job:
@@ -24,6 +26,17 @@ def find_job(state: RunState, key: str | None) -> Job:
         f"{len(state.all_jobs)}",
         field="job",
     )
+
+
+def running_attempt(state: RunState, key: str | None) -> Attempt:
+    """Return the running attempt of the job that `find_job` finds. Raises NotFound, Conflict
+    (`not_running`)."""
+    job = find_job(state, key)
+    attempt = job.attempts[-1] if job.attempts else None
+    if attempt is None or attempt.status is not AttemptStatus.RUNNING:
+        status = "not started" if attempt is None else attempt.status.lower()
+        raise Conflict(f"the job of {state.run.name} does not run ({status})", code="not_running")
+    return attempt
 
 
 def find_attempt(state: RunState, job_key: str | None, attempt_key: str | None) -> Attempt | None:
@@ -53,6 +66,20 @@ def find_attempt(state: RunState, job_key: str | None, attempt_key: str | None) 
 CONNECT_SECONDS = 15.0
 Connect = Callable[[str], Awaitable[NodeConnection]]
 """Returns the live connection of a node; waits for it as long as necessary."""
+Reach = Callable[[Attempt, int], Awaitable[PortStream]]
+"""Opens a stream to this port of a running attempt. Raises LinkError, AgentUnavailable,
+AgentError."""
+
+
+def through_runners(connect: Connect) -> Reach:
+    """Reach ports through the nodes' connections and the jobs' runners."""
+
+    async def reach(attempt: Attempt, port: int) -> PortStream:
+        assert attempt.node_id is not None, "it runs"
+        connection = await connect(attempt.node_id)
+        return await connection.runner(attempt.task.runner_socket or "").connect_port(port)
+
+    return reach
 
 
 class Runs(Protocol):

@@ -1,8 +1,8 @@
 """Terminals: a shell in a running job for a user without an SSH client, such as a browser.
 
-The controller logs in to the job's own SSH server, with a key that it alone has, through the node's
-link and the job's runner. So a terminal needs what `fairlead ssh` needs, and no more; the job's
-host key is pinned as there.
+The controller logs in to the job's own SSH server, with a key that it alone has, through the port
+of that server. So a terminal needs what `fairlead ssh` needs, and no more; the job's host key is
+pinned as there.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from common.streams import PortStream
 from controller.lifecycle.model import Attempt, Job, RunState
 from controller.pipelines.performers.cluster import terminal_key
 from controller.service.accounts.rights import require_control
-from controller.service.jobs.access import Runs, find_job
+from controller.service.jobs.access import Runs, find_job, running_attempt
 from controller.service.jobs.ports import PortService, PortUnusable
 from controller.store.accounts import User
-from fairlead.model.statuses import AttemptStatus
 from fairlead.wire.shim import CLUSTER_SSH_PORT
 
 SSH_PORT_NAME = "ssh"
@@ -42,20 +41,32 @@ class TooManyTerminals(ServiceError):
 
 
 class TerminalService:
-    """Opens terminals. `secret`: what the runs' keys are derived from."""
+    """Opens terminals. `secret`: what the runs' keys are derived from. `opened_by`: how many each
+    user has open, if others open terminals too."""
 
-    def __init__(self, runs: Runs, ports: PortService, secret: bytes) -> None:
+    def __init__(
+        self,
+        runs: Runs,
+        ports: PortService,
+        secret: bytes,
+        opened_by: Counter[str] | None = None,
+    ) -> None:
         self._runs = runs
         self._ports = ports
         self._secret = secret
-        self._open: Counter[str] = Counter()
+        self._open = Counter() if opened_by is None else opened_by
 
     async def require(self, run_id: str, job_key: str | None, *, user: User) -> Attempt:
         """Return the attempt that a terminal would be in. Raises NotFound, Forbidden, Conflict
         (`not_running`, `no_ssh`)."""
         state = await self._runs.get(run_id)
         require_control(user, state.run)
-        return _attempt(state, find_job(state, job_key))
+        attempt = running_attempt(state, job_key)
+        if not attempt.task.ssh_host_key or SSH_PORT_NAME not in attempt.task.ports:
+            why = why_no_ssh(state, find_job(state, job_key))
+            why = why or "its node gave it none, and the log of the shim says why"
+            raise Conflict(f"{state.run.name} has no SSH: {why}", code="no_ssh")
+        return attempt
 
     @asynccontextmanager
     async def opened(
@@ -147,18 +158,6 @@ class TerminalService:
                 # No polite close: a job that is frozen or hostile need not answer one.
                 ssh.abort()
                 await ssh.wait_closed()
-
-
-def _attempt(state: RunState, job: Job) -> Attempt:
-    attempt = job.attempts[-1] if job.attempts else None
-    name = state.run.name
-    if attempt is None or attempt.status is not AttemptStatus.RUNNING:
-        status = "not started" if attempt is None else attempt.status.lower()
-        raise Conflict(f"the job of {name} does not run ({status})", code="not_running")
-    if not attempt.task.ssh_host_key or SSH_PORT_NAME not in attempt.task.ports:
-        why = why_no_ssh(state, job) or "its node gave it none, and the log of the shim says why"
-        raise Conflict(f"{name} has no SSH: {why}", code="no_ssh")
-    return attempt
 
 
 def why_no_ssh(state: RunState, job: Job) -> str | None:

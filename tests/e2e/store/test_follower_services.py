@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
 import pytest
@@ -175,3 +177,96 @@ def _has_ended(client: ControllerClient, name: str) -> bool:
     run = decode(client.get(f"/v1/runs/{name}"), dict[str, Any])
     finished_at: str | None = run["jobs"][0]["attempts"][0]["finished_at"]
     return finished_at is not None
+
+
+async def test_a_browser_that_has_opened_a_service_at_a_follower_outlasts_the_leader(
+    controllers: Controllers,
+) -> None:
+    first, follower, _ = controllers.all
+    await asyncio.to_thread(_serve, controllers, "web")
+    async with aiohttp.ClientSession(headers=_bearer(controllers.token)) as session:
+        await _carries(session, follower, first, "web")
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
+        browser = _Browser(session, follower, "web")
+        await browser.log_in(controllers.token)
+        await browser.open()
+        assert await browser.status("same-origin") == 200
+        await asyncio.to_thread(first.kill9)
+        answers = 0
+        while not await asyncio.to_thread(_leads_elsewhere, controllers):
+            assert await browser.status("same-origin") == 200
+            answers += 1
+        assert answers > 0
+        for one in controllers.all[1:]:
+            browser.at = one
+            # A new leader has yet to reach the node.
+            await browser.gets("same-origin", 200)
+            # A page of another service made the browser send this.
+            await browser.gets("same-site", 401)
+
+
+class _Browser:
+    """Sends its cookies itself: it reaches each host name at the address of one controller."""
+
+    def __init__(self, session: aiohttp.ClientSession, at: ControllerProcess, service: str) -> None:
+        self.at = at
+        self._session = session
+        self._service = service
+        self._login = ""
+        self._cookie = ""
+
+    async def log_in(self, token: str) -> None:
+        """Log in at the dashboard."""
+        async with self._get("/dashboard/login", "localhost") as answer:
+            asked = re.search(r'name="asked" value="([^"]+)"', await answer.text())
+            cookie = _cookie_of(answer)
+        assert asked is not None
+        form = {"asked": asked.group(1), "token": token}
+        async with self._post("/dashboard/login", "localhost", cookie, form) as answer:
+            assert answer.status in (200, 204, 303), await answer.text()
+            self._login = _cookie_of(answer)
+
+    async def open(self) -> None:
+        """Open the service."""
+        own = f"{self._service}.localhost"
+        async with self._get("/.fairlead/login", own) as answer:
+            opening = _cookie_of(answer)
+            there = urlsplit(answer.headers["Location"])
+        async with self._get(f"{there.path}?{there.query}", "localhost", self._login) as answer:
+            assert answer.status == 303, await answer.text()
+            given = parse_qs(urlsplit(answer.headers["Location"]).fragment)
+        form = {"code": given["code"][0], "next": "/"}
+        async with self._post("/.fairlead/enter", own, opening, form) as answer:
+            assert answer.status == 303, await answer.text()
+            self._cookie = _cookie_of(answer)
+
+    async def status(self, site: str) -> int:
+        own = f"{self._service}.localhost"
+        async with self._get("/", own, self._cookie, **{"Sec-Fetch-Site": site}) as answer:
+            return int(answer.status)
+
+    async def gets(self, site: str, status: int) -> None:
+        """Return once it is answered so."""
+
+        async def is_so() -> bool:
+            return await self.status(site) == status
+
+        answered: bool = await eventually(is_so, what=f"{status} for {site}")
+        assert answered
+
+    def _get(self, path: str, host: str, cookie: str = "", **more: str) -> Any:
+        headers = {"Host": self._host(host), "Cookie": cookie, "Accept": "text/html", **more}
+        return self._session.get(self.at.url + path, headers=headers, allow_redirects=False)
+
+    def _post(self, path: str, host: str, cookie: str, form: dict[str, str]) -> Any:
+        headers = {"Host": self._host(host), "Cookie": cookie, "Sec-Fetch-Site": "same-origin"}
+        return self._session.post(
+            self.at.url + path, headers=headers, data=form, allow_redirects=False
+        )
+
+    def _host(self, name: str) -> str:
+        return f"{name}:{urlsplit(self.at.url).port}"
+
+
+def _cookie_of(answer: aiohttp.ClientResponse) -> str:
+    return answer.headers["Set-Cookie"].partition(";")[0]

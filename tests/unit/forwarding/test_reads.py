@@ -19,7 +19,7 @@ from controller.api.app import make_app as make_leader_app
 from controller.api.views import sweep_view
 from controller.blobs import BlobStore
 from controller.clock import SystemClock
-from controller.forwarding.follower import make_app
+from controller.forwarding.follower import Routes, make_app
 from controller.forwarding.forwarder import Forwarder, LeaderLate
 from controller.forwarding.reads import Reads
 from controller.lifecycle.model import Group, JobSpec, Role
@@ -109,6 +109,7 @@ async def opened_bed(
     reads: Callable[[StoreReader], Reads],
     bucket: LogBucket | None = None,
     answers: Callable[[StoreReader, SqliteDatabase], Answers] | None = None,
+    ports: Callable[[Reads], Routes] | None = None,
 ) -> AsyncIterator[Bed]:
     database = FollowedSqlite(tmp_path)
     store = SqlStore(database)
@@ -129,7 +130,8 @@ async def opened_bed(
     reader = StoreReader(database.reader)
     forwarder = NotedForwarder()
     copied = None if answers is None else answers(reader, database)
-    app = make_app(forwarder, None, reads(reader), copied)
+    read = reads(reader)
+    app = make_app(forwarder, None, read, copied, None, None if ports is None else ports(read))
     async with (
         TestClient(TestServer(make_leader_app(running.service))) as leader,
         TestClient(TestServer(app)) as follower,

@@ -18,6 +18,7 @@ from common.proxy.view import Replica, Service
 from common.tokens import digest
 from controller.lifecycle.model import Role
 from controller.proxy.registered import GateAccess, through_runners
+from controller.proxy.sealed import SealedSessions
 from controller.service.accounts.users import Gate
 from controller.store.accounts import ServiceKey, StoredToken, User
 from tests.doubles.clock import ManualClock
@@ -82,15 +83,17 @@ async def a_bed(
     site: Site = Site(),  # noqa: B008  (frozen)
     *,
     is_gateway: bool = False,
+    sealed: SealedSessions | None = None,
 ) -> AsyncIterator[Bed]:
     services, traffic, node, guard = PlantedServices(), NotedTraffic(), NodeHere(), gate()
     proxy = Proxy(
         services=services,
         traffic=traffic,
-        access=GateAccess(guard),
+        access=GateAccess(guard, sealed),
         connect=through_runners(node.connect),
         settings=Settings(domain=domain, limits=limits, site=site, is_gateway=is_gateway),
         prove=prove,
+        sessions=sealed,
     )
     app = web.Application(middlewares=[to_services(proxy)])
     app.on_response_prepare.append(tidy)

@@ -155,13 +155,14 @@ OF_THE_LEADER = {
     # `WatchReads` answers them from the feed.
     "/v1/runs/{run}/watch",
     "/v1/events/watch",
+    # `JobPorts` carries them.
+    "/v1/runs/{run}/ports/{port}",
+    "/v1/runs/{run}/terminal",
     # It alone is connected to nodes, gateways and providers, and has files of the past.
     "/v1/runs/{run}/metrics",
     "/v1/runs/{run}/metrics/history",
     "/v1/runs/{run}/outputs",
     "/v1/runs/{run}/outputs/archive",
-    "/v1/runs/{run}/ports/{port}",
-    "/v1/runs/{run}/terminal",
     "/v1/nodes/{node}/doctor",
     "/v1/providers/{provider}/trial",
     "/v1/providers/{provider}/offers",

@@ -25,7 +25,7 @@ from shim.settings import DirectAccess, GatewayAccess
 from shim.state.events import EventLog
 from shim.state.records import DiskRecords
 from tests.support.waiting import eventually
-from tests.unit.shim.test_exposed_ports import KEY, a_task
+from tests.unit.shim.test_exposed_ports import KEY, a_task, only
 
 
 class PlayedHaproxy:
@@ -111,7 +111,7 @@ class Bed:
             await made.close()
 
     async def ask(self, certificate: str | None = None) -> DirectAnswer:
-        socket = self.exposed.direct_socket("t1", self.port)
+        socket = only(self.exposed, ".direct")
         reader, writer = await asyncio.open_unix_connection(socket)
         with contextlib.closing(writer):
             question = DirectQuestion(certificate=certificate or self.gateway)
@@ -175,7 +175,7 @@ async def test_what_does_not_listen_has_no_direct_way(bed: Bed) -> None:
 async def test_a_question_without_a_certificate_opens_nothing(bed: Bed, line: str) -> None:
     async with bed.shim() as ports, bed.haproxy.serving():
         await ports.expose(bed.tasks["t1"], bed.port)
-        socket = bed.exposed.direct_socket("t1", bed.port)
+        socket = only(bed.exposed, ".direct")
         reader, writer = await asyncio.open_unix_connection(socket)
         with contextlib.closing(writer):
             writer.write(f"{line}\n".encode())
@@ -190,7 +190,7 @@ async def test_the_way_ends_with_its_task(bed: Bed) -> None:
         await bed.ask()
         bed.end()
         await eventually(lambda: not bed.haproxy.ways)
-        await eventually(lambda: not bed.exposed.direct_socket("t1", bed.port).exists())
+        await eventually(lambda: not list(bed.exposed.folder.iterdir()))
         assert bed.access.ways.read_text() == ""
 
 
@@ -328,7 +328,7 @@ async def test_a_question_that_waits_while_a_gateway_is_removed_is_refused(
     async with bed.shim() as ports, bed.haproxy.serving():
         await ports.put_keys(GatewayKeys(keys=(KEY,)))
         await ports.expose(bed.tasks["t1"], bed.port)
-        socket = bed.exposed.direct_socket("t1", bed.port)
+        socket = only(bed.exposed, ".direct")
         reader, writer = await asyncio.open_unix_connection(socket)
         with contextlib.closing(writer):
             question = msgspec.json.encode(DirectQuestion(certificate=bed.gateway))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import stat
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ import msgspec
 import pytest
 
 from fairlead.wire.errors import Refused
-from fairlead.wire.shim import GatewayKeys, TaskInfo, TaskStatus, TaskTimes
+from fairlead.wire.shim import ANY_PORT, GatewayKeys, TaskInfo, TaskStatus, TaskTimes
 from shim.access.exposed_ports import ExposedPorts, ExposureRecord
 from shim.access.gateway_keys import render
 from shim.daemon import disk_threads
@@ -60,14 +61,14 @@ class Bed:
         self.runner = runner
         self.tasks = {"t1": a_task("t1", runner.path)}
         self.events = EventLog(epoch="e")
-        self._records = folder / "records"
-        self._threads = threads
+        self.records = folder / "records"
+        self.threads = threads
 
     @contextlib.asynccontextmanager
     async def ports(self) -> AsyncIterator[ExposedPorts]:
         """One life of the shim."""
-        records = DiskRecords(self._records, ExposureRecord, self._threads)
-        made = ExposedPorts(self.access, records, self.tasks.get, self._threads)
+        records = DiskRecords(self.records, ExposureRecord, self.threads)
+        made = ExposedPorts(self.access, records, self.tasks.get, self.threads)
         await made.open(self.events)
         try:
             yield made
@@ -78,6 +79,10 @@ class Bed:
         ended = msgspec.structs.replace(self.tasks[task_id], status=TaskStatus.TERMINATED)
         self.tasks[task_id] = ended
         self.events.task_changed(ended)
+
+
+class _EarlierRecord(msgspec.Struct, frozen=True, kw_only=True):
+    ports: tuple[int, ...]
 
 
 def a_task(task_id: str, runner_socket: Path) -> TaskInfo:
@@ -102,6 +107,12 @@ async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
     yield Bed(tmp_path, threads, runner)
     server.close()
     threads.shutdown()
+
+
+def only(access: GatewayAccess, suffix: str) -> Path:
+    """Return the one socket of this kind that is exposed."""
+    (path,) = access.folder.glob(f"*{suffix}")
+    return path
 
 
 def mode_of(path: Path) -> int:
@@ -130,7 +141,7 @@ async def test_a_burst_of_connections_waits_at_the_socket(bed: Bed) -> None:
     async with bed.ports() as ports:
         await ports.expose(bed.tasks["t1"], 8000)
         with contextlib.ExitStack() as stack:
-            for path in (bed.access.socket("t1", 8000), bed.access.raw_socket("t1", 8000)):
+            for path in (only(bed.access, ".sock"), only(bed.access, ".raw")):
                 for _ in range(150):  # none is accepted meanwhile
                     connection = stack.enter_context(socket.socket(socket.AF_UNIX))
                     connection.setblocking(False)
@@ -154,10 +165,60 @@ async def test_a_port_without_a_listener_says_so(bed: Bed) -> None:
         assert await ask(exposed.socket, b"x") == b"nothing listens on port 9000\n"
 
 
-async def test_only_the_gateways_group_may_open_the_socket(bed: Bed) -> None:
+async def test_only_the_gateways_group_may_open_the_socket_and_it_must_know_the_name(
+    bed: Bed,
+) -> None:
     async with bed.ports() as ports:
         exposed = Path((await ports.expose(bed.tasks["t1"], 8000)).socket)
-        assert [mode_of(exposed), mode_of(exposed.parent)] == [0o660, 0o750]
+        assert [mode_of(exposed), mode_of(exposed.parent)] == [0o660, 0o710]
+        other = Path((await ports.expose(bed.tasks["t1"], 8001)).socket)
+        assert re.fullmatch(r"([\w-]{22}\.sock){2}", exposed.name + other.name)
+        assert exposed != other
+        # Each process of the node's network reads it, a job's too.
+        bound = await asyncio.to_thread(Path("/proc/net/unix").read_text)
+        assert f"{exposed.parent}/t1.new" in bound
+        assert exposed.stem not in bound
+
+
+async def test_a_socket_for_all_ports_of_a_task_is_told_the_port(bed: Bed) -> None:
+    async with bed.ports() as ports:
+        exposed = await ports.expose(bed.tasks["t1"], ANY_PORT)
+        assert [path.suffix for path in bed.access.folder.iterdir()] == [".sock"]
+        assert await ask(exposed.socket, b"8000\nhello\n") == b"ok\nHELLO\n"
+        assert await ask(exposed.socket, b"9000\nx") == b"nothing listens on port 9000\n"
+    async with bed.ports():
+        assert await ask(exposed.socket, b"8000\n" + b"a" * 3_000_000) == b"ok\n" + b"A" * 3_000_000
+    assert b"/v1/ports/8000 " in bed.runner.heads[0]
+
+
+@pytest.mark.parametrize("line", [b"0\n", b"65536\n", b"x\n", b"-1\n", b"8000 \n", b"1" * 100])
+async def test_a_caller_that_names_no_port_reaches_none(bed: Bed, line: bytes) -> None:
+    async with bed.ports() as ports:
+        exposed = await ports.expose(bed.tasks["t1"], ANY_PORT)
+        told = b"the first line is a port from 1 to 65535\n"
+        assert await ask(exposed.socket, line) == told
+        assert await ask(exposed.socket, b"80") == b""
+    assert bed.runner.heads == []
+
+
+async def test_a_caller_that_is_silent_is_left(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shim.access.exposed_connections.CONNECT_SECONDS", 0.01)
+    async with bed.ports() as ports:
+        exposed = await ports.expose(bed.tasks["t1"], ANY_PORT)
+        reader, writer = await asyncio.open_unix_connection(exposed.socket)
+        with contextlib.closing(writer):
+            assert await asyncio.wait_for(reader.read(), DEADLINE) == b""
+
+
+async def test_what_an_earlier_version_exposed_keeps_its_name(bed: Bed) -> None:
+    records = DiskRecords(bed.records, _EarlierRecord, bed.threads)
+    await records.load()  # makes its folder
+    await records.save("t1", _EarlierRecord(ports=(8000,)))
+    async with bed.ports() as ports:
+        exposed = await ports.expose(bed.tasks["t1"], 8000)
+        assert exposed.socket == str(bed.access.folder / "t1-8000.sock")
+        assert await ask(exposed.socket, b"x") == b"ok\nX"
+        assert len(Path((await ports.expose(bed.tasks["t1"], 8001)).socket).stem) == 22
 
 
 async def test_what_is_exposed_is_there_again_after_a_restart(bed: Bed) -> None:

@@ -23,12 +23,12 @@ from fairlead.wire.runner import (
     early_in,
     socket_offer,
 )
-from shim.access import exposed_ports
+from shim.access import exposed_connections
 from shim.access.exposed_ports import ExposedPorts
 from shim.daemon import disk_threads
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import a_runner
-from tests.unit.shim.test_exposed_ports import DEADLINE, Bed, PlayedRunner
+from tests.unit.shim.test_exposed_ports import DEADLINE, Bed, PlayedRunner, only
 
 LARGE = bytes(range(256)) * (12 << 10)
 
@@ -50,7 +50,7 @@ async def path(tmp_path: Path) -> AsyncIterator[str]:
     port = server.sockets[0].getsockname()[1]
     async with server, a_runner(tmp_path), bed.ports() as ports:
         await ports.expose(bed.tasks["t1"], port)
-        path = str(bed.access.raw_socket("t1", port))
+        path = str(only(bed.access, ".raw"))
         assert await exchange(path, b"first") == b"hello first"
         await eventually(lambda: ports.gives_sockets("t1"), DEADLINE)
         yield path
@@ -74,7 +74,7 @@ async def test_the_shim_sees_no_byte_once_the_runner_has_the_socket(
     reader, writer = await asyncio.open_unix_connection(path)
     assert await asyncio.wait_for(reader.readexactly(6), DEADLINE) == b"hello "
     seen: list[bytes] = []
-    for end in (exposed_ports._Caller, exposed_ports._Port):
+    for end in (exposed_connections.Caller, exposed_connections.Port):
         monkeypatch.setattr(end, "data_received", lambda self, data: seen.append(data))
     with contextlib.closing(writer):
         writer.write(LARGE)
@@ -163,7 +163,7 @@ async def test_a_runner_that_can_use_no_sockets_is_not_offered_one_again(
 ) -> None:
     """A security module may withhold what comes from outside of a container, or its use."""
     async with played(tmp_path, answer) as (runner, bed, ports):
-        raw = str(bed.access.raw_socket("t1", 8000))
+        raw = str(only(bed.access, ".raw"))
         for number in range(5):
             assert await exchange(raw, b"%d" % number) == b"plain %d" % number
         await eventually(lambda: not runner.answers, DEADLINE)
@@ -179,7 +179,7 @@ async def test_a_job_that_keeps_a_socket_and_says_no_ends_its_connection_alone(
     job holds must not keep the gateway waiting."""
     answers = SOCKET_TAKEN, SOCKET_NOT_TAKEN
     async with played(tmp_path, *answers, uses=True) as (runner, bed, ports):
-        raw = str(bed.access.raw_socket("t1", 8000))
+        raw = str(only(bed.access, ".raw"))
         assert await exchange(raw, b"first") == b"plain first"
         await eventually(lambda: ports.gives_sockets("t1"), DEADLINE)
         with contextlib.suppress(ConnectionError):
@@ -187,7 +187,7 @@ async def test_a_job_that_keeps_a_socket_and_says_no_ends_its_connection_alone(
             with contextlib.closing(writer):
                 assert await asyncio.wait_for(reader.read(), DEADLINE) == b""
         assert len(runner.held) == 2
-        telling = bed.access.socket("t1", 8000)
+        telling = only(bed.access, ".sock")
         assert await exchange(str(telling), b"next") == b"ok\nplain next"
 
 
@@ -210,7 +210,7 @@ async def test_an_app_that_takes_one_connection_gets_the_first_request(tmp_path:
     port = listening.getsockname()[1]
     async with a_runner(tmp_path), bed.ports() as ports:
         await ports.expose(bed.tasks["t1"], port)
-        path, serving = str(bed.access.raw_socket("t1", port)), asyncio.create_task(app())
+        path, serving = str(only(bed.access, ".raw")), asyncio.create_task(app())
         assert await exchange(path) == b"hello"
         await eventually(lambda: ports.gives_sockets("t1"), DEADLINE)
         assert await exchange(path) == b"hello"

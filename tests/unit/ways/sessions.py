@@ -18,6 +18,7 @@ from controller.links.base import NodeConnection
 from controller.relay import leader_at
 from controller.traffic.routes import ReplicaRoute, Route
 from controller.traffic.statistics import Traffic
+from controller.ways.exposing import Exposer
 from controller.ways.follower import KnownServices, WaysSession
 from controller.ways.leader import FollowerWays, Parts
 from fairlead.model.service import ServicePolicy
@@ -45,14 +46,10 @@ class PlantedLeader:
         self.pipeline = NotedPipeline()
         self.pipeline.nodes["node1"] = a_node()
         self.asked: list[str] = []
-        parts = Parts(
-            routes=self.routes,
-            traffic=self.traffic,
-            pipeline=self.pipeline,
-            connect=self._connect,
-            keys=tuple,
-            fence=Fence(1, 1),
+        nodes = Exposer(
+            pipeline=self.pipeline, connect=self._connect, keys=tuple, fence=Fence(1, 1)
         )
+        parts = Parts(routes=self.routes, traffic=self.traffic, nodes=nodes)
         self.ways = FollowerWays(parts)
         self._links = FollowerLinks(tls.leader, ways=self.ways.feed if has_ways else None)
         app = web.Application(middlewares=[self._links.middleware])

@@ -23,7 +23,9 @@ from common.tokens import KEY_PREFIX, digest
 from controller.clock import SystemClock
 from controller.forwarding.credentials import link_tls
 from controller.forwarding.leader_links import LeaderLinks
-from controller.store.accounts import ServiceKey
+from controller.proxy.sealed import SealedSessions
+from controller.service.accounts.users import Credential
+from controller.store.accounts import EndedLogin, ServiceKey
 from controller.store.base import Changes
 from controller.store.errors import StoreUnavailable
 from controller.store.reading import Moment, StoreReader
@@ -169,8 +171,9 @@ class Carrying:
         self.socket = folder / "a.sock"
         links = LeaderLinks(link_tls(b"secret", folder).follower)
         key = asyncssh.generate_private_key("ssh-ed25519")
+        self.sealed = SealedSessions(b"secret", SystemClock())
         self.services = FollowerServices(
-            links, bed.reader, SystemClock(), key, Settings(), self._leader
+            links, bed.reader, SystemClock(), key, Settings(), self._leader, self.sealed
         )
         self.services._nodes.links.update([NODE])
         self.client: TestClient[Any, Any]
@@ -277,6 +280,77 @@ async def test_an_answer_that_is_under_way_is_cut_when_its_token_ends(
         await carrying.bed.revoke(USER_TOKEN)
         await _is_cut(answer)
     await eventually(lambda: carrying.services.in_flight() == {})
+
+
+# -- browsers that have logged in ---------------------------------------------------------------
+
+OWN_PAGE = {"Host": "api.localhost", "Sec-Fetch-Site": "same-origin"}
+
+
+async def _session(carrying: Carrying, login: str = "l1") -> dict[str, str]:
+    """Return the headers of a page whose reader the leader has let in."""
+    tokens = (await carrying.bed.store.load()).tokens
+    (token,) = [one for one in tokens if one.digest == digest(USER_TOKEN)]
+    value = carrying.sealed.open(SERVICE, "flb_x", Credential(token=token, login=login))
+    return {**OWN_PAGE, "Cookie": f"fairlead-service={value}"}
+
+
+async def _log_out(carrying: Carrying, login: str) -> None:
+    users = (await carrying.bed.store.load()).users
+    (user,) = [one for one in users if one.name == USER]
+    ended = (EndedLogin(id=login, until=1e12),)
+    await carrying.bed.store.commit(Changes(users=(replace(user, ended_logins=ended),)))
+
+
+@pytest.mark.parametrize("how", ["logged out", "revoked"])
+async def test_a_browser_that_has_logged_in_reaches_its_service_until_that_ends(
+    carrying: Carrying, how: str
+) -> None:
+    carrying.told(SERVICE)
+    mine, other = await _session(carrying), await _session(carrying, "l2")
+    assert await carrying.status("/", None, **mine) == 200
+    assert await carrying.status("/", None, **other) == 200
+    if how == "revoked":
+        await carrying.bed.revoke(USER_TOKEN)
+    else:
+        await _log_out(carrying, "l1")
+    assert await carrying.status("/", None, **mine) == 401
+    assert await carrying.status("/", None, **other) == (401 if how == "revoked" else 200)
+
+
+async def test_what_a_browser_has_open_ends_with_its_login(
+    carrying: Carrying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "LOOK_SECONDS", 0.01)
+    carrying.told(SERVICE)
+    headers = await _session(carrying)
+    async with carrying.client.get("/endless", headers=headers) as answer:
+        assert await answer.content.readexactly(7) == b"replica"
+        await _log_out(carrying, "l1")
+        await _is_cut(answer)
+
+
+async def test_a_page_of_another_origin_is_not_its_reader(carrying: Carrying) -> None:
+    carrying.told(SERVICE)
+    mine = await _session(carrying)
+    for headers in ({"Sec-Fetch-Site": "same-site"}, {"Origin": "http://evil.localhost"}):
+        assert await carrying.status("/", None, **{**mine, **headers}) == 401
+
+
+async def test_a_login_and_a_cookie_that_is_not_known_here_are_the_leaders(
+    carrying: Carrying,
+) -> None:
+    carrying.told(SERVICE, replace(SERVICE, name="web", run_id="w"))
+    mine = await _session(carrying)
+    for path, headers in (
+        ("/.fairlead/login", mine),
+        ("/.fairlead/enter", mine),
+        ("/", {**OWN_PAGE, "Cookie": "fairlead-service=of-its-memory"}),
+        ("/", {**mine, "Host": "web.localhost"}),
+        ("/services/api/", {**mine, "Host": "localhost"}),
+        ("/", {**mine, "Authorization": f"Bearer flb_{mine['Cookie'].partition('=')[2]}"}),
+    ):
+        assert await carrying.status(path, None, **headers) == TO_THE_LEADER, path
 
 
 async def _is_cut(answer: ClientResponse) -> None:

@@ -1,0 +1,86 @@
+"""Sessions of browsers with services that hold at each controller of an installation.
+
+Such a session is in its cookie, sealed with a key that the controllers share: nobody else can make
+one, nor read what it holds. So it needs no memory, and outlasts the controller that gave it. What
+it stands for, a key or a login at the dashboard, is looked up at each request.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+
+import msgspec
+from cryptography.fernet import Fernet, InvalidToken
+
+from common.proxy.browsers.sessions import SESSION_SECONDS
+from common.proxy.view import Service
+from common.tokens import BROWSER_PREFIX
+from controller.clock import Clock
+from controller.service.accounts.users import Credential
+
+_MAX_BYTES = 2000
+
+
+class SealedSession(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The right to the service of one run, until then. `key`: of the service; or, if it is empty,
+    `token_id` and `login` of the dashboard's login that opened the service."""
+
+    run_id: str
+    until: float
+    key: str = ""
+    token_id: str = ""
+    login: str | None = None
+
+    def __repr__(self) -> str:
+        return f"SealedSession(run_id={self.run_id!r})"
+
+
+class SealedSessions:
+    """`secret`: that of the installation. It is a book of sessions (`SessionBook`)."""
+
+    def __init__(self, secret: bytes, clock: Clock) -> None:
+        purpose = b"fairlead: sessions of browsers with services"
+        key = hmac.new(secret, purpose, hashlib.sha256).digest()
+        self._fernet = Fernet(base64.urlsafe_b64encode(key))
+        self._clock = clock
+
+    def open(self, service: Service, secret: str, credential: object) -> str:
+        """Return the value of a new session's cookie."""
+        until = self._clock.now() + SESSION_SECONDS
+        session = SealedSession(run_id=service.run_id, until=until, key=secret)
+        if isinstance(credential, Credential):
+            session = SealedSession(
+                run_id=service.run_id,
+                until=until,
+                token_id=credential.token.id,
+                login=credential.login,
+            )
+        return self._fernet.encrypt(msgspec.json.encode(session)).decode()
+
+    def secret_of(self, service: Service, value: str) -> str | None:
+        """Return the secret by which a session of this service admits; None: this is none."""
+        session = self.opened(value, service.run_id)
+        if session is None:
+            return None
+        # A browser's secret may be forged: whoever admits by it opens the seal again.
+        return session.key or f"{BROWSER_PREFIX}{value}"
+
+    def granted(self, secret: str, run_id: str) -> SealedSession | None:
+        """Return the login's session of this run for which a browser's secret stands, if it is
+        ours."""
+        session = self.opened(secret.removeprefix(BROWSER_PREFIX), run_id)
+        return session if session is not None and session.token_id else None
+
+    def opened(self, value: str, run_id: str) -> SealedSession | None:
+        """Return the session with this run's service, if the seal is ours and its time not over."""
+        if len(value) > _MAX_BYTES or not value.isascii():
+            return None
+        try:
+            opened = self._fernet.decrypt(value)
+            session = msgspec.json.decode(opened, type=SealedSession)
+        except (InvalidToken, msgspec.MsgspecError):
+            return None
+        is_right = session.run_id == run_id and session.until > self._clock.now()
+        return session if is_right else None
