@@ -1,4 +1,4 @@
-"""The primary PostgreSQL is gone and its standby is promoted, with all commits and without the last.
+"""The primary PostgreSQL is gone, and its standby is promoted: with all commits, without the last.
 
 Two servers with streaming replication, three controllers that know both, and a node of plain
 processes. A job runs from before. In the second round the standby is stopped, another run is
