@@ -1,9 +1,11 @@
 """What 100 `logs -f` and 20 dashboards at followers cost the turns of the leader.
 
 Jobs print lines, and runs are submitted at the leader and stopped again at a steady pace: each is
-a turn. Rounds without readers and with them come by turns. The readers are in a process of their
-own; nobody asks the leader but who submits. All share the cores of one machine, so the time of a
-turn also has the load that readers, followers and PostgreSQL make there. The leader's CPU has not.
+a turn. Rounds without readers and with them come by turns, each after some seconds without turns:
+what the leader does then, as it collects the logs of the jobs, is no part of a turn. The readers
+are in a process of their own; nobody asks the leader but who submits. All share the cores of one
+machine, so the time of a turn also has the load that readers, followers and PostgreSQL make there.
+The leader's CPU has not.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from statistics import quantiles
+from statistics import mean, quantiles
 
 import aiohttp
 import msgspec
@@ -32,7 +34,7 @@ DASHBOARDS = 20
 JOBS = 20
 LINES_PER_SECOND = 10
 SUBMISSIONS_PER_SECOND = 5.0
-SECONDS = 20.0
+SECONDS, IDLE_SECONDS = 20.0, 10.0
 _PROGRAM = f"""\
 import itertools, time
 for number in itertools.count():
@@ -50,27 +52,36 @@ _PATIENCE = 120.0
 
 
 class _Round(msgspec.Struct):
-    """`times`: of the submissions, in seconds. `cpu`: seconds of the leader, and of all others."""
+    """`times`: of the submissions, in seconds. `cpu`: seconds of the leader for the turns. `idle`:
+    seconds of its CPU in a second without turns, of each round. `others`: those of the followers,
+    with the turns."""
 
     times: list[float] = []
-    cpu: tuple[float, float] = (0.0, 0.0)
+    cpu: float = 0.0
+    idle: list[float] = []
+    others: float = 0.0
     load: float = 0.0
 
     def added(self, other: _Round) -> _Round:
-        cpu = (self.cpu[0] + other.cpu[0], self.cpu[1] + other.cpu[1])
-        return _Round([*self.times, *other.times], cpu, max(self.load, other.load))
+        return _Round(
+            [*self.times, *other.times],
+            self.cpu + other.cpu,
+            [*self.idle, *other.idle],
+            self.others + other.others,
+            max(self.load, other.load),
+        )
 
     @property
     def per_turn(self) -> float:
-        """Milliseconds of the leader's CPU; what it does without turns is in it."""
-        return 1000 * self.cpu[0] / (2 * len(self.times))
+        """Milliseconds of the leader's CPU."""
+        return 1000 * self.cpu / (2 * len(self.times))
 
     def __str__(self) -> str:
         of = quantiles(self.times, n=100)
         return (
             f"{len(self.times)} submissions, p50 {1000 * of[49]:.1f} ms, p99 {1000 * of[98]:.1f} "
-            f"ms; CPU of the leader {self.per_turn:.2f} ms a turn, of its followers "
-            f"{self.cpu[1]:.1f} s; load {self.load:.1f}"
+            f"ms; CPU of the leader {self.per_turn:.2f} ms a turn, and {100 * mean(self.idle):.1f} "
+            f"% of a core without turns; of its followers {self.others:.1f} s; load {self.load:.1f}"
         )
 
 
@@ -127,14 +138,18 @@ async def _measured(leader: ControllerProcess, followers: Sequence[ControllerPro
     headers = {"Authorization": f"Bearer {leader.token}"}
     async with aiohttp.ClientSession(leader.url, headers=headers) as session:
         await _submitted_and_stopped(session)
+        idle = cpu_seconds(leader.pid)
+        await asyncio.sleep(IDLE_SECONDS)
         before = _cpu(leader, followers)
+        idle = (before[0] - idle) / IDLE_SECONDS
         began, times = time.monotonic(), list[float]()
         while (now := time.monotonic() - began) < SECONDS:
             if (due := len(times) / SUBMISSIONS_PER_SECOND) > now:
                 await asyncio.sleep(due - now)
             times.append(await _submitted_and_stopped(session))
-        after = _cpu(leader, followers)
-    return _Round(times, (after[0] - before[0], after[1] - before[1]), os.getloadavg()[0])
+        after, took = _cpu(leader, followers), time.monotonic() - began
+    of_turns = after[0] - before[0] - took * idle
+    return _Round(times, of_turns, [idle], after[1] - before[1], os.getloadavg()[0])
 
 
 def _cpu(leader: ControllerProcess, followers: Sequence[ControllerProcess]) -> tuple[float, float]:
