@@ -192,6 +192,8 @@ def _readers(
     urls = [one.url for one in followers]
     process = context.Process(target=_read, args=(urls, token, list(jobs), there), daemon=True)
     process.start()
+    # The end of the readers is the end of the pipe then, and nobody waits for ever.
+    there.close()
     try:
         wait_until(here.poll, timeout=_PATIENCE, what="the readers to be there")
         here.recv()
