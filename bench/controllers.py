@@ -6,7 +6,8 @@ gap is the longest time between two answers around the end of the leader; withou
 longest time of one submission. All are on one machine, whose load is a part of each figure.
 
 Before that: the CPU time that a request costs the leader and a follower, when the leader is asked
-and when the follower is; and what watches and dashboards cost there.
+and when the follower is; what watches and dashboards cost there; and what a turn of the leader
+takes and costs, without and with 100 followed logs and 20 dashboards at its followers.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from statistics import median
 
 import msgspec
 
-from bench import followed_controllers, history, report
+from bench import followed_controllers, history, leader_turns, report
 from bench.runner_start import cpu_seconds
 from fairlead.errors import ApiError, ConnectionLost
 from fairlead.rest import ControllerClient
 from tests.support.postgresql_server import PostgresqlServer
-from tests.support.processes import ControllerProcess
+from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.waiting import wait_until
 
 RUN = {"type": "task", "image": "busybox", "commands": ["true"], "resources": {"cpu": 1}}
@@ -154,6 +155,14 @@ def main() -> None:
     parser.add_argument(
         "--requests", type=int, default=300, metavar="N", help="of each kind (default: %(default)s)"
     )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        metavar="N",
+        help="of the leader's turns without and with readers at followers (default: %(default)s)",
+    )
+    parser.add_argument("--only-turns", action="store_true", help="measure these turns alone")
     history.add_option(parser)
     given = parser.parse_args()
     machine = report.machine()
@@ -164,9 +173,12 @@ def main() -> None:
     controllers = Controllers(folder, server.new_database())
     try:
         controllers.start()
-        _shares(controllers, given.requests)
-        _followed(controllers)
-        if given.tries == 0:
+        if not given.only_turns:
+            _shares(controllers, given.requests)
+            _followed(controllers)
+        if given.rounds:
+            _turns(controllers, folder, given.rounds)
+        if given.only_turns or given.tries == 0:
             return
         figures = {
             "takeover.none": _tell("nothing ends", [_quiet(controllers) for _ in range(3)]),
@@ -224,6 +236,18 @@ def _followed(controllers: Controllers) -> None:
     leader = controllers.leader()
     follower = next(one for one in controllers.all if one is not leader)
     followed_controllers.tell(leader, follower, controllers.token, RUN)
+
+
+def _turns(controllers: Controllers, folder: Path, rounds: int) -> None:
+    """Tell what readers at the followers cost the turns of the leader."""
+    leader = controllers.leader()
+    followers = [one for one in controllers.all if one is not leader]
+    node = ShimProcess(folder / "n", "process", "--cpus", "400", "--memory", "64GiB")
+    node.start()
+    try:
+        leader_turns.tell(leader, followers, node, rounds)
+    finally:
+        node.close()
 
 
 def _submitted(client: ControllerClient) -> bytes:

@@ -26,7 +26,7 @@ DASHBOARDS = 20
 RUNS = 20
 CHANGES_PER_SECOND = 5.0
 SECONDS = 20.0
-_NO_LIMIT = aiohttp.ClientTimeout(total=None)
+NO_LIMIT = aiohttp.ClientTimeout(total=None)
 
 
 class Counts(msgspec.Struct):
@@ -52,12 +52,12 @@ async def _tell(
             (f"{DASHBOARDS} dashboards at the leader", 0, DASHBOARDS, leader),
             (f"{DASHBOARDS} dashboards at a follower", 0, DASHBOARDS, follower),
         ):
-            counts = Counts()
+            counts, login = Counts(), await login_of(asked.url, token)
             async with AsyncExitStack() as stack:
                 for number in range(watches):
                     await _begin(stack, _watch(asked, token, ids[number % RUNS], counts))
                 for _ in range(dashboards):
-                    await _begin(stack, _dashboard(asked, token, counts))
+                    await _begin(stack, asyncio.create_task(dashboard(asked.url, login, counts)))
                 await asyncio.sleep(2.0)
                 counts.lines = counts.fragments = 0
                 before = [cpu_seconds(one.daemon.pid) for one in (leader, follower)]
@@ -111,7 +111,7 @@ def _watch(asked: ControllerProcess, token: str, run: str, counts: Counts) -> as
     async def watch() -> None:
         headers = {"Authorization": f"Bearer {token}"}
         async with (
-            aiohttp.ClientSession(asked.url, headers=headers, timeout=_NO_LIMIT) as session,
+            aiohttp.ClientSession(asked.url, headers=headers, timeout=NO_LIMIT) as session,
             session.get(f"/v1/runs/{run}/watch") as answer,
         ):
             answer.raise_for_status()
@@ -121,22 +121,32 @@ def _watch(asked: ControllerProcess, token: str, run: str, counts: Counts) -> as
     return asyncio.create_task(watch())
 
 
-def _dashboard(asked: ControllerProcess, token: str, counts: Counts) -> asyncio.Task[None]:
-    async def dashboard() -> None:
-        jar = aiohttp.CookieJar(unsafe=True)
-        async with aiohttp.ClientSession(asked.url, cookie_jar=jar, timeout=_NO_LIMIT) as session:
-            page = {"X-Fairlead-Page": await logged_in(session, token)}
-            part = {**page, "HX-Request": "true", "HX-Target": "rows"}
-            async with session.get("/dashboard/stream?topic=any", headers=page) as stream:
-                stream.raise_for_status()
-                async for line in stream.content:
-                    if line.startswith(b"event: changed"):
-                        async with session.get("/dashboard/runs", headers=part) as rows:
-                            rows.raise_for_status()
-                            await rows.read()
-                        counts.fragments += 1
+class Login(msgspec.Struct):
+    """That of one browser, which all its open pages share: logins are limited."""
 
-    return asyncio.create_task(dashboard())
+    jar: aiohttp.CookieJar
+    page: str
+
+
+async def login_of(url: str, token: str) -> Login:
+    jar = aiohttp.CookieJar(unsafe=True)
+    async with aiohttp.ClientSession(url, cookie_jar=jar, timeout=NO_LIMIT) as session:
+        return Login(jar, await logged_in(session, token))
+
+
+async def dashboard(url: str, login: Login, counts: Counts) -> None:
+    """Be an open page: fetch its rows again at each change, until cancelled."""
+    async with aiohttp.ClientSession(url, cookie_jar=login.jar, timeout=NO_LIMIT) as session:
+        page = {"X-Fairlead-Page": login.page}
+        part = {**page, "HX-Request": "true", "HX-Target": "rows"}
+        async with session.get("/dashboard/stream?topic=any", headers=page) as stream:
+            stream.raise_for_status()
+            async for line in stream.content:
+                if line.startswith(b"event: changed"):
+                    async with session.get("/dashboard/runs", headers=part) as rows:
+                        rows.raise_for_status()
+                        await rows.read()
+                    counts.fragments += 1
 
 
 async def logged_in(session: aiohttp.ClientSession, token: str) -> str:

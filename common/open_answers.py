@@ -96,7 +96,8 @@ class OpenAnswer(asyncio.Protocol):
     def send(self, request: bytes) -> None:
         """Send the request; a lost connection is told to the reader. So is one whose other side
         asks without reading what it is answered."""
-        if self._transport is not None:
+        # uvloop raises RuntimeError for a write to a connection that was closed here.
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(request)
             if self._transport.get_write_buffer_size() > _MAX_UNSENT:
                 self._transport.abort()

@@ -20,8 +20,6 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1
 """It bounds what a takeover adds to the death of a leader."""
 _OLD_LEADER_SECONDS = 1.0
-LINGER_SECONDS = 1.5
-"""How long a controller that has led carries connections to its successor."""
 MAX_CLOCK_DIFFERENCE = 300.0
 """Seconds between this machine's clock and the database's."""
 
@@ -38,7 +36,8 @@ class Wait:
         self._peers = peers
         self._stop = stop
         self._now = now
-        self._is_away = False
+        self._away_since: float | None = None
+        """When the database was found to be away, by the loop's clock."""
         self._tried_at = float("-inf")
         self._first_seen: dict[str, float] = {}
         """When others with this one's URL had been seen at its first look."""
@@ -71,13 +70,13 @@ class Wait:
         while not self._stop.is_set():
             try:
                 sight = await self._look()
-                self._is_away = False
             except StoreUnavailable as error:
                 # The leader may reach the database, and serves what it can in any case.
-                if not self._is_away:
+                if self._away_since is None:
                     log.warning("%s", error)
-                self._is_away = True
+                    self._away_since = asyncio.get_running_loop().time()
             else:
+                self._say_that_it_answers()
                 if self._may_try(sight):
                     relay.lead_to(None)
                     return True
@@ -87,12 +86,15 @@ class Wait:
                     await self._stop.wait()
         return False
 
-    async def until_successor_is_known(self, relay: Relay) -> None:
-        """Let `relay` carry what still comes after this controller gave its lease back: clients
-        that know only its address, or have just chosen it, notice nothing."""
+    async def linger(self, relay: Relay, seconds: float) -> None:
+        """Let `relay` carry what still comes to a controller that is being stopped: clients that
+        know only its address, or have just chosen it, notice nothing. Where there is no other
+        controller, nobody could do it."""
         # Clients that come now may be refused: that must not hold up the end of this process.
+        # What looks on has no lock, and shows no controller that could lead.
+        await asyncio.to_thread(self._peers.leave)
         with contextlib.suppress(TimeoutError, StoreUnavailable):
-            async with asyncio.timeout(LINGER_SECONDS):
+            async with asyncio.timeout(seconds):
                 while True:
                     if not await self._has_successor(relay):
                         return
@@ -105,6 +107,12 @@ class Wait:
         return sight is not None and any(
             peer.id != self._peers.id for peer in filter(sight.is_alive, sight.peers)
         )
+
+    def _say_that_it_answers(self) -> None:
+        if self._away_since is not None:
+            seconds = asyncio.get_running_loop().time() - self._away_since
+            log.warning("the database answers again, after %.0f s", seconds)
+            self._away_since = None
 
     def _elsewhere(self, sight: Sight | None) -> Leader | None:
         """Return where the leader is. One that was here is gone: its row stays until another one

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import asyncssh
@@ -101,6 +102,18 @@ def fingerprint(data: Path, secrets_key: Path) -> str | None:
         except OSError as error:
             raise IdentityUnusable(f"cannot use {path}: {error.strerror}") from error
     return found.hexdigest()[:16]
+
+
+def open_to_others(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Return the files that others than their owner may read or write. Blocking."""
+
+    def is_open(path: Path) -> bool:
+        try:
+            return bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+        except OSError:
+            return False
+
+    return tuple(filter(is_open, paths))
 
 
 def public_line(identity: asyncssh.SSHKey) -> str:

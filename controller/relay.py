@@ -84,6 +84,8 @@ class Relay:
         self._listening: socket.socket | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._carrying: set[asyncio.Task[None]] = set()
+        self._arriving: set[asyncio.Task[None]] = set()
+        """Of those, the ones whose connection is still here alone."""
 
     def lead_to(self, leader: Leader | None) -> None:
         """Bring new connections to this controller; None: hold them."""
@@ -124,6 +126,19 @@ class Relay:
             self._listening.close()
             self._listening = None
 
+    def accept_no_more(self) -> None:
+        """Take what waits in the socket's queue, and nothing after that. The caller closes the
+        socket before it awaits anything: a connection that came later would be reset."""
+        if self._pause is None:
+            while self._accept():
+                pass
+        self._stop_listening()
+
+    async def until_given_away(self, seconds: float) -> None:
+        """Return when each connection that was accepted is served, or after so long."""
+        if self._arriving:
+            await asyncio.wait(self._arriving, timeout=seconds)
+
     async def close(self) -> None:
         """End everything; may be called twice."""
         self._stop_listening()
@@ -131,25 +146,27 @@ class Relay:
             task.cancel()
         await asyncio.gather(*self._carrying, return_exceptions=True)
 
-    def _accept(self) -> None:
-        """Take what waits in the socket's queue. Nothing may be awaited between: a connection that
-        was taken while this stops would be lost."""
+    def _accept(self) -> bool:
+        """Take what waits in the socket's queue; return whether more may wait there. Nothing may be
+        awaited between: a connection that was taken while this stops would be lost."""
         listening = self._listening
         for _ in range(_BACKLOG):
             if listening is None:
-                return
+                return False
             try:
                 connection, _ = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                # The client left before it was accepted, or another process was faster (accept(2)).
-                return
+            except BlockingIOError:
+                # Nobody waits any more, or another process was faster (accept(2)).
+                return False
+            except (InterruptedError, ConnectionAbortedError):
+                continue  # the client left before it was accepted
             except OSError as error:
                 # Too many open files: the queue stays, and the loop would spin.
                 log.warning("no connection can be accepted now: %s", error)
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listening)
                 self._pause = loop.call_later(_PAUSE_SECONDS, self._begin_accepting)
-                return
+                return False
             if len(self._carrying) >= _MAX_CONNECTIONS:
                 connection.close()
                 continue
@@ -157,6 +174,9 @@ class Relay:
             task = asyncio.create_task(self._accepted(connection))
             self._carrying.add(task)
             task.add_done_callback(self._carrying.discard)
+            self._arriving.add(task)
+            task.add_done_callback(self._arriving.discard)
+        return True
 
     async def _accepted(self, connection: socket.socket) -> None:
         until = asyncio.get_running_loop().time() + self._hold_seconds
@@ -180,6 +200,8 @@ class Relay:
             # Also when it is cancelled: the connection belongs to nobody else yet.
             connection.close()
             raise
+        if (task := asyncio.current_task()) is not None:
+            self._arriving.discard(task)
         await _carry(connection, upstream)
 
     async def _is_served(self, leader: Leader | None) -> bool:

@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -180,9 +180,25 @@ def follow_events(
 
 def until_answered(outages: Outages, ask: Callable[[], T]) -> T:
     """Return the answer of a question that can be repeated. Raises ApiError, ConnectionLost."""
+    return _asked(outages, ask, lambda _: nullcontext())
+
+
+def until_log_answered(
+    client: ControllerClient, run: str, outages: Outages, ask: Callable[[], T]
+) -> T:
+    """Return the answer of a question about the log of this run, however long its bucket is away
+    while the run lives. Raises ApiError, ConnectionLost."""
+    return _asked(outages, ask, lambda patience: _waiting_for_bucket(client, run, patience))
+
+
+def _asked(
+    outages: Outages,
+    ask: Callable[[], T],
+    waiting: Callable[[Patience], AbstractContextManager[None]],
+) -> T:
     patience = Patience(outages)
     while True:
-        with patience:
+        with patience, waiting(patience):
             answer = ask()
             patience.found()
             return answer

@@ -1,4 +1,4 @@
-"""A front of an object storage that is slow, answers 503, or is away."""
+"""A front of an object storage that is slow, answers 503 or 403, or is away."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from urllib.parse import urlsplit
 
 _SLOW_SECONDS = 3.0
 _ONE_PASSES_OF = 10
+_EXPIRED = (
+    b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+)
 _HOP_BY_HOP = ("connection", "keep-alive", "transfer-encoding", "content-length")
 
 
@@ -28,6 +31,8 @@ class Mode(StrEnum):
     """Connections are refused."""
     HANGS = "hangs"
     """Connections are accepted, and no request is answered."""
+    EXPIRED = "of expired keys"
+    """Each request is refused as S3 does it when a session's keys are over."""
 
 
 class FaultyBucket:
@@ -109,6 +114,9 @@ class FaultyBucket:
             return
         if mode is Mode.FULL and next(self._requests) % _ONE_PASSES_OF:
             request.reply(503, [], b"<Error><Code>SlowDown</Code></Error>")
+            return
+        if mode is Mode.EXPIRED:
+            request.reply(403, [], _EXPIRED)
             return
         if mode is Mode.SLOW:
             time.sleep(_SLOW_SECONDS)

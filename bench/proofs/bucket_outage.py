@@ -1,4 +1,5 @@
-"""The bucket is slow, full of 503, hangs, and is away for long, while jobs write logs.
+"""The bucket is slow, full of 503, hangs, refuses its keys as expired, and is away for long, while
+jobs write logs.
 
 Three controllers share a PostgreSQL and a bucket for everything. Jobs on one node print numbered
 lines all the time; one of them ends, and another one is submitted, while the bucket is away. In
@@ -272,7 +273,7 @@ def main() -> None:
         closing.callback(lab.controllers.close)
         lab.controllers.start()
         run_cli("node", "add", "here", "--local", parts.node.socket, env=lab.env).succeeded()
-        troubled = given.slow + given.full + given.hangs
+        troubled = given.slow + given.full + given.hangs + given.expired
         for number in range(given.jobs):
             lab.submit(f"j{number}", troubled + given.away + 60)
         lab.submit("ends", troubled + given.away // 4 + 30)
@@ -319,8 +320,9 @@ def main() -> None:
 
 
 def _phases(given: argparse.Namespace) -> list[tuple[Mode, int]]:
-    spans = (given.slow, given.full, given.hangs, given.away)
-    return list(zip((Mode.SLOW, Mode.FULL, Mode.HANGS, Mode.AWAY), spans, strict=True))
+    spans = (given.slow, given.full, given.hangs, given.expired, given.away)
+    modes = (Mode.SLOW, Mode.FULL, Mode.HANGS, Mode.EXPIRED, Mode.AWAY)
+    return list(zip(modes, spans, strict=True))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -330,6 +332,7 @@ def _parser() -> argparse.ArgumentParser:
         ("slow", 60, "seconds for which each request takes 3 s"),
         ("full", 60, "seconds for which 9 of 10 requests get 503"),
         ("hangs", 60, "seconds for which no request is answered"),
+        ("expired", 60, "seconds for which each request gets 403, as with keys that are over"),
         ("jobs", 4, "jobs that print all the time"),
         ("lines", 2000, "lines of 10 bytes that each prints in a second"),
     ):

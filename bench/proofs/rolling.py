@@ -104,9 +104,10 @@ class Lab:
         """Ask the service through this controller. Return why it did not answer well, or an empty
         text."""
         headers = {"Authorization": f"Bearer {self.controllers.token}"}
-        request = urllib.request.Request(f"{url}/services/web/", headers=headers)
+        request, where = urllib.request.Request(f"{url}/services/web/", headers=headers), ""
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
+                where = " after the head of the answer"
                 if (held := answer.headers.get(HELD_SECONDS_HEADER)) is not None:
                     self.held.append(float(held))
                 return "" if answer.read() else "an empty answer"
@@ -114,7 +115,7 @@ class Lab:
             with error:
                 return f"{error.code}: {error.read(200).decode(errors='replace')}"
         except OSError as error:
-            return str(error)
+            return f"{error}{where}"
 
     def end_jobs(self) -> None:
         self._end.touch()

@@ -41,10 +41,13 @@ class ProxyLimits(msgspec.Struct, frozen=True, kw_only=True):
     """From the end of a request to the head of its answer."""
     hold_seconds: float = 300.0
     """How long a request waits for a sleeping service."""
-    reconnect_seconds: float = 10.0
-    """How long a request waits for the nodes of a service whose replicas were ready."""
+    reconnect_seconds: float = 30.0
+    """How long a request waits for the nodes of a service whose replicas were ready. A controller
+    that has just begun to lead a busy machine needs more than 10 s to reach them."""
     max_held: int = 100
-    """Requests of one service that wait at once."""
+    """Requests of one service that wait at once for its start."""
+    max_reconnecting: int = 2048
+    """Requests of one service that wait at once for its nodes: all that come meanwhile."""
     most_body: int = 1 << 30
     max_in_flight: int = 4096
 
@@ -131,11 +134,13 @@ class Forwarder:
                 f"`fairlead service show {call.service}` tells why"
             )
         limits = self._limits
-        seconds = limits.hold_seconds if service.is_held else limits.reconnect_seconds
-        if self._held.get(call.run_id, 0) >= self._limits.max_held:
+        seconds, most, what = limits.reconnect_seconds, limits.max_reconnecting, "not reached yet"
+        if service.is_held:
+            seconds, most, what = limits.hold_seconds, limits.max_held, "starting"
+        if self._held.get(call.run_id, 0) >= most:
             raise NoReplica(
-                f"the service {call.service} is starting, and {self._limits.max_held} requests "
-                f"wait for it already; try again soon"
+                f"the service {call.service} is {what}, and {most} requests wait for it already; "
+                "try again soon"
             )
         with self._counted_as_held(service):
             try:

@@ -26,6 +26,7 @@ from controller.api.http.errors import (
     not_known_to_be_done,
 )
 from controller.api.http.holding import Changing, Holding, Lead, LeaseEnds, note_answer
+from controller.api.http.leaving import LEAVING, Leaving
 from controller.api.http.openapi import document
 from controller.api.http.origins import Origins, mark
 from controller.api.http.routes import JSON, TEXT, Call, Instead, Route, decode_body, decode_query
@@ -34,13 +35,16 @@ from controller.api.jobs import jobs, log_windows, logs, outputs, ports, termina
 from controller.api.machines import controllers, fleets, gateways, nodes, providers, rented
 from controller.api.runs import blobs, events, runs, scheduling, services, sweeps
 from controller.service import ControllerService
-from controller.service.accounts.rights import require_admin
+from controller.service.accounts.rights import READ_METRICS, require_admin
 from controller.service.accounts.users import Credential
 from controller.store.accounts import StoredToken
 
 MAX_BODY_BYTES = 2 << 20
 OPENAPI_PATH = "/v1/openapi.json"
 METRICS_PATH = "/metrics"
+SERVICES_METRICS_PATH = "/metrics/services"
+"""The numbers of requests to services that went through this controller's own proxy."""
+HEALTH_PATH = "/v1/health"
 _OF_THE_API = ("/v1/", "/dashboard/api/", METRICS_PATH)
 _API_HEADERS = {
     "Cache-Control": "no-store",
@@ -64,19 +68,30 @@ def make_app(
     mounts: Sequence[Mount] = (),
     lead: Lead | None = None,
     first: Sequence[Middleware] = (),
+    leaving: Leaving | None = None,
 ) -> web.Application:
     """Return the application. `proxy` answers the requests that are for services; `origins` are
     those whose pages may use the API; `mounts` add routes that are not the API's; changes are
-    held while `lead` is not sure, None: it always is; `first` comes before all of it."""
-    origins = origins or Origins()
+    held while `lead` is not sure, None: it always is; `first` comes before all of it. `leaving`
+    says when it is being stopped; None: never."""
+    origins, leaving = origins or Origins(), leaving or Leaving()
     # Services first: their pages have origins of their own, and their errors are not the API's.
     before = [] if proxy is None else [to_services(proxy)]
     last = [] if lead is None else [_only_while(lead)]
     app = web.Application(
-        middlewares=[*first, *before, _errors_as_json, origins.middleware, *last],
+        middlewares=[
+            leaving.middleware,
+            *first,
+            *before,
+            _errors_as_json,
+            origins.middleware,
+            *last,
+        ],
         client_max_size=MAX_BODY_BYTES,
     )
     app[STREAMS] = set()
+    app[LEAVING] = leaving
+    app.on_response_prepare.append(leaving.note_answer)
     app.on_response_prepare.append(mark)
     if lead is not None:
         app.on_response_prepare.append(note_answer)
@@ -87,6 +102,7 @@ def make_app(
     add_routes(app.router, service, credentials(service))
     app.router.add_get(OPENAPI_PATH, _openapi(ROUTES))
     app.router.add_get(METRICS_PATH, _metrics(service, proxy))
+    app.router.add_get(SERVICES_METRICS_PATH, _metrics(service, proxy, only_services=True))
     for mount in mounts:
         mount(app)
     return app
@@ -143,6 +159,7 @@ def make_runner(
     mounts: Sequence[Mount] = (),
     lead: Lead | None = None,
     first: Sequence[Middleware] = (),
+    leaving: Leaving | None = None,
 ) -> web.AppRunner:
     """Serve the application, with bodies as they were sent.
 
@@ -151,7 +168,7 @@ def make_runner(
     """
     logging.getLogger("aiohttp.server").addFilter(is_our_failure)
     return web.AppRunner(
-        make_app(service, proxy, origins, mounts, lead, first),
+        make_app(service, proxy, origins, mounts, lead, first, leaving),
         access_log=None,
         auto_decompress=False,
         keepalive_timeout=HEAD_SECONDS,
@@ -267,16 +284,23 @@ def _openapi(routes: Sequence[Route]) -> Endpoint:
     return openapi
 
 
-def _metrics(service: ControllerService, proxy: Proxy | None) -> Endpoint:
+def _metrics(
+    service: ControllerService, proxy: Proxy | None, *, only_services: bool = False
+) -> Endpoint:
     """Return the endpoint that Prometheus scrapes with the token of an admin."""
 
     async def metrics(request: web.Request) -> web.StreamResponse:
         token = service.gate.token_of(token_of(request))
-        require_admin(service.gate.users[token.user], "read the controller's metrics")
-        page = service.numbers.page() + (b"" if proxy is None else proxy.metrics.page())
-        return web.Response(body=page, content_type=TEXT, charset="utf-8")
+        require_admin(service.gate.users[token.user], READ_METRICS)
+        page = b"" if only_services else service.numbers.page()
+        return numbers(page + (b"" if proxy is None else proxy.metrics.page()))
 
     return metrics
+
+
+def numbers(page: bytes) -> web.Response:
+    """Return what Prometheus reads."""
+    return web.Response(body=page, content_type=TEXT, charset="utf-8")
 
 
 def _json(answer: object, status: int) -> web.Response:
@@ -289,14 +313,16 @@ class HealthAnswer(msgspec.Struct, frozen=True, kw_only=True):
     api_versions: tuple[str, ...]
 
 
-async def health(call: Call) -> HealthAnswer:
+async def health(call: Call) -> HealthAnswer | web.StreamResponse:
+    if (refused := call.request.app[LEAVING].refused()) is not None:
+        return refused
     return HealthAnswer(status="ok", version=__version__, api_versions=API_VERSIONS)
 
 
 ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
-        path="/v1/health",
+        path=HEALTH_PATH,
         summary="Whether the controller answers",
         handler=health,
         answer=HealthAnswer,

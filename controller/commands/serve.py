@@ -27,6 +27,7 @@ from controller.commands.serve_options import (
     ShipOptions,
     TlsOptions,
     UploadOptions,
+    parse_keep,
     parse_listen,
     parse_origin,
     parse_peers,
@@ -64,6 +65,7 @@ def controller(
     database_file: DatabaseFile = None,
     secrets_key_file: SecretsKeyFile = None,
     url: str | None = None,
+    linger: str = "1.5s",
     keep: KeepOptions = _KEEP,
     outputs: OutputOptions = _OUTPUTS,
     logs: LogOptions = _LOGS,
@@ -90,6 +92,9 @@ def controller(
     url
         http[s]://HOST:PORT at which other controllers of the same database reach this one: it waits
         while another one leads, and passes requests on to it.
+    linger
+        With --url: how long it goes on answering when it is stopped, while GET /v1/health says 503,
+        so that load balancers leave it.
     log_level
         The least level of log lines; they go to standard error.
     """
@@ -110,6 +115,7 @@ def controller(
         cluster_networks=operating.cluster_networks,
         database=find_database(data, database, database_file, os.environ, peers),
         peers=peers,
+        linger=parse_keep(linger, "--linger"),
         providers=operating.providers,
         spending=operating.spending,
         secrets_key=secrets_key_file,

@@ -78,6 +78,15 @@ def installation_of(options: Options) -> str | None:
         raise CannotStart(str(error)) from error
 
 
+def warn_of_open_keys(options: Options) -> None:
+    """Blocking."""
+    data, names = options.data, (identity.IDENTITY_NAME, identity.ADMIN_TOKEN_NAME)
+    for path in identity.open_to_others(
+        (*(data / name for name in names), options.secrets_key_file)
+    ):
+        log.warning("others than this controller's user can read %s: chmod 600 %s", path, path)
+
+
 def open_vault(options: Options, snapshot: Snapshot) -> Vault:
     """Blocking. Raises KeyUnusable."""
     key = KeyFile.open(options.secrets_key_file, sealed=len(snapshot.secrets))

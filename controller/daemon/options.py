@@ -23,6 +23,8 @@ from controller.tls import CertificateFiles
 from controller.vault import SECRETS_KEY_NAME
 from fairlead.configuration.runs.plan import Defaults
 
+LINGER_SECONDS = 1.5
+
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The controller's options."""
@@ -68,6 +70,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The file with the key of stored secrets; None: one in the data folder."""
     peers: Peers | None = None
     """This controller among those of its database; None: it is the only one."""
+    linger: float = LINGER_SECONDS
+    """Seconds for which one among several goes on answering when it is stopped."""
 
     @property
     def secrets_key_file(self) -> Path:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 from aiohttp import web
 
 from controller.api.app import make_runner
+from controller.api.http.leaving import Leaving
 from controller.api.http.origins import Origins
 from controller.api.machines.join import make_join_runner
-from controller.daemon.boot import fingerprint, installation_of, tie
+from controller.daemon.boot import fingerprint, installation_of, tie, warn_of_open_keys
 from controller.daemon.gateways import make_proxy
 from controller.daemon.lease import Leading, end
 from controller.daemon.listening import (
@@ -44,8 +45,14 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 2.0
-SHARED_SHUTDOWN_SECONDS = 0.5
-"""Seconds for the requests in progress, while the next leader waits."""
+SHARED_SHUTDOWN_SECONDS = 0.2
+"""Seconds for the ends of streams, while the next leader waits."""
+SHARED_ANSWER_SECONDS = 0.5
+"""Seconds for answers."""
+QUIET_SECONDS = 0.1
+"""A request may be on its way on a connection that was just accepted, or is kept."""
+TAKE_SECONDS = 2.0
+"""Seconds for the TLS of connections that were just accepted."""
 
 
 class _Stopped(Exception):
@@ -61,6 +68,7 @@ async def serve(options: Options, ready: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    await asyncio.to_thread(warn_of_open_keys, options)
     if options.peers is not None:
         await _among_peers(options, options.peers, ready, stop)
         return
@@ -119,17 +127,25 @@ async def _among_peers(
                 ) as work:
                     log.info("this controller leads now")
                     await until_stopped(work, stop)
+                    if requests is not None:
+                        requests.leave()
+                break
             except _Stopped:
-                return
+                break
             except CannotStart as error:
                 # Another one was faster, or the leader is of a version that shows itself nowhere;
                 # or a leader whose machine vanished still keeps the lease's row.
                 if not isinstance(error.__cause__, LeaseHeld | StoreUnavailable):
                     raise
                 log.info("it can't lead yet: %s", error)
-            else:
-                await wait.until_successor_is_known(relay)
-                return
+        if requests is not None:
+            requests.leave()
+        await wait.linger(relay, options.linger)
+        relay.accept_no_more()
+        listening.close()
+        await relay.until_given_away(TAKE_SECONDS)
+        if requests is not None:
+            await requests.until_answered()
 
 
 @contextlib.asynccontextmanager
@@ -144,7 +160,10 @@ async def _controller(
     """Serve within this block; yield the work, which ends only if it fails. `listening`: serve the
     API there; `take_back` listens there once it is not served any more. Raises _Stopped."""
     leading = Leading(math.inf if options.peers is None else peers.LEASE_SECONDS)
-    ending = SHUTDOWN_SECONDS if options.peers is None else SHARED_SHUTDOWN_SECONDS
+    ending, answering = SHUTDOWN_SECONDS, SHUTDOWN_SECONDS
+    if options.peers is not None:
+        ending, answering = SHARED_SHUTDOWN_SECONDS, SHARED_ANSWER_SECONDS
+    leaving = Leaving()
     async with contextlib.AsyncExitStack() as closing:
         # The stack closes in reverse: first what listens, last the stores that all others use.
         store = await open_store(options, closing)
@@ -165,6 +184,7 @@ async def _controller(
             mounts=(opened.dashboard.mount, *(one.mount for one in links)),
             lead=None if options.peers is None else leading,
             first=[one.middleware for one in links],
+            leaving=leaving,
         )
         for one in links:
             one.serve_with(api)
@@ -176,8 +196,9 @@ async def _controller(
             closing.push_async_callback(joining.cleanup)
             await listen_for_nodes(joining, opened.join)
         ready(await listen(api, options, certificate, listening))
+        closing.push_async_callback(_answer_all, api, leaving, answering)
         if take_back is not None:
-            closing.push_async_callback(_leave_address, leading, api, links, take_back)
+            closing.push_async_callback(_leave_address, leading, leaving, api, links, take_back)
         yield work
 
 
@@ -218,8 +239,17 @@ async def _unless_stopped(opening: Coroutine[None, None, Opened], stop: asyncio.
         await asyncio.wait({task})
 
 
+async def _answer_all(api: web.AppRunner, leaving: Leaving, seconds: float) -> None:
+    """Take no new connection, and answer what has come."""
+    for site in api.sites:
+        await site.stop()
+    leaving.begin()
+    await leaving.until_answered(seconds, QUIET_SECONDS)
+
+
 async def _leave_address(
     leading: Leading,
+    leaving: Leaving,
     api: web.AppRunner,
     links: Sequence[FollowerLinks],
     take_back: Callable[[], Awaitable[None]],
@@ -231,5 +261,6 @@ async def _leave_address(
     # What is held here does not wait for this lease any more. That of followers meets links that
     # leave, and goes to the next leader.
     leading.end()
+    leaving.begin()
     for one in links:
         await one.leave()

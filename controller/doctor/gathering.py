@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import ssl
-import stat
 import time
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -23,6 +22,7 @@ from controller.identity import (
     IdentityUnusable,
     fingerprint,
     installation_of,
+    open_to_others,
 )
 from controller.outputs.examination import BucketFacts, bucket_facts
 from controller.relay import address_of
@@ -71,7 +71,7 @@ def gather_shared(setup: Setup) -> Facts:
         installation=installation,
         keys=keys,
         missing_keys=tuple(path for path in paths if not path.exists()),
-        open_keys=tuple(filter(_is_open, (*paths, setup.data / ADMIN_TOKEN_NAME))),
+        open_keys=open_to_others((*paths, setup.data / ADMIN_TOKEN_NAME)),
         unusable_keys=unusable,
         buckets=_bucket_facts(setup, installation or database.installation),
     )
@@ -114,13 +114,6 @@ def _disk(data: Path) -> tuple[str | None, int, int]:
     if not os.access(folder, os.W_OK | os.X_OK):
         return "this user may not write there", usage.free, usage.total
     return None, usage.free, usage.total
-
-
-def _is_open(path: Path) -> bool:
-    try:
-        return bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
-    except OSError:
-        return False
 
 
 def _try_port(setup: Setup) -> tuple[str | None, bool]:

@@ -19,8 +19,9 @@ from aiohttp.typedefs import Handler, Middleware
 from common.http import HEAD_SECONDS, is_our_failure
 from common.proxy.entry import tidy
 from common.proxy.headers import LOCAL_DOMAIN, service_of_host
-from controller.api.app import not_for_tabs
+from controller.api.app import HEALTH_PATH, SERVICES_METRICS_PATH, not_for_tabs, numbers
 from controller.api.http.errors import as_response
+from controller.api.http.leaving import Leaving
 from controller.api.http.origins import host_of
 from controller.api.http.streams import STREAMS, end_streams
 from controller.forwarding.follower_links import HANDSHAKE_SECONDS, LINK_PATH
@@ -35,6 +36,11 @@ from controller.web.assets import STATIC_PATH, installed
 from controller.web.sessions import PATH
 
 SHUTDOWN_SECONDS = 0.5
+ANSWER_SECONDS = 10.0
+"""So long requests that have come when this controller is stopped have for their answer. The leader
+holds a change for less."""
+QUIET_SECONDS = 0.3
+"""A request may be on its way on a connection that was just accepted, or is kept."""
 LEADER_SECONDS = 8.0
 """So long a read waits for the leader's answer after the database has given none."""
 SOON_SECONDS = 1.5
@@ -50,6 +56,8 @@ class ServicesHere(Protocol):
     async def close(self) -> None: ...
     def takes(self, request: web.Request) -> bool: ...
     async def answer(self, request: web.Request) -> web.StreamResponse: ...
+    async def numbers(self, request: web.Request) -> bytes:
+        """Return those of its requests, for an admin. Raises ServiceError, StoreError."""
 
 
 class Routes(Protocol):
@@ -80,10 +88,13 @@ class Follower:
         self._answers = answers
         self._certificate = certificate
         self.forwarder = Forwarder(self._links)
+        self._leaving = Leaving()
         self._services = None if make_services is None else make_services(self.forwarder.forward)
         logging.getLogger("aiohttp.server").addFilter(is_our_failure)
         self._runner = web.AppRunner(
-            make_app(self.forwarder, service_domain, reads, answers, self._services, ports),
+            make_app(
+                self.forwarder, service_domain, reads, answers, self._services, ports, self._leaving
+            ),
             access_log=None,
             auto_decompress=False,
             keepalive_timeout=HEAD_SECONDS,
@@ -94,6 +105,16 @@ class Follower:
         await self._runner.setup()
         if self._services is not None:
             self._services.start()
+
+    def leave(self) -> None:
+        """Say that this controller is being stopped, and go on answering."""
+        self._leaving.begin()
+
+    async def until_answered(self) -> None:
+        """Answer what has come, on connections that were taken. Nobody waits for a leader that is
+        not there yet: he is told that nothing was done."""
+        self._links.wait_no_more()
+        await self._leaving.until_answered(ANSWER_SECONDS, QUIET_SECONDS)
 
     async def close(self) -> None:
         await self._runner.cleanup()
@@ -148,19 +169,24 @@ def make_app(
     answers: Answers | None = None,
     services: ServicesHere | None = None,
     ports: Routes | None = None,
+    leaving: Leaving | None = None,
 ) -> web.Application:
     """Return the application of a follower. `service_domain`: that of the leader's proxy, which has
     all paths of its names. `reads`: what is answered from the database and the bucket of logs;
     `answers`: from a copy of the leader's state; `services`: what goes to replicas from here;
-    `ports`: what goes to jobs."""
-    endpoints = _Endpoints(forwarder, service_domain or LOCAL_DOMAIN, services)
-    app = web.Application(middlewares=[_errors_as_json, endpoints.to_services])
+    `ports`: what goes to jobs. `leaving` says when it is being stopped; None: never."""
+    leaving = leaving or Leaving()
+    endpoints = _Endpoints(forwarder, service_domain or LOCAL_DOMAIN, services, leaving)
+    app = web.Application(middlewares=[leaving.middleware, _errors_as_json, endpoints.to_services])
     app[STREAMS] = set()
+    app.on_response_prepare.append(leaving.note_answer)
     app.on_shutdown.append(end_streams)
     app.on_response_prepare.append(not_for_tabs)
     app.on_response_prepare.append(tidy)
     app.router.add_get(LINK_PATH, endpoints.no_link)
     app.router.add_get(STATIC_PATH, endpoints.static)
+    app.router.add_get(HEALTH_PATH, endpoints.health)
+    app.router.add_get(SERVICES_METRICS_PATH, endpoints.of_services)
     answered = _answered(reads, answers) | ({} if ports is None else dict(ports.routes))
     for path, answer in answered.items():
         app.router.add_route("GET", path, endpoints.here(answer))
@@ -172,11 +198,16 @@ class _Endpoints:
     """Answers here, or by the leader."""
 
     def __init__(
-        self, forwarder: Forwarder, service_domain: str, services: ServicesHere | None
+        self,
+        forwarder: Forwarder,
+        service_domain: str,
+        services: ServicesHere | None,
+        leaving: Leaving,
     ) -> None:
         self._forwarder = forwarder
         self._service_domain = service_domain
         self._services = services
+        self._leaving = leaving
         self._assets = installed()
 
     @property
@@ -200,6 +231,16 @@ class _Endpoints:
             if found is not None:
                 return found
         return await self._forwarder.forward(request)
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        refused = self._leaving.refused() if self._is_ours(request) else None
+        return await self._forwarder.forward(request) if refused is None else refused
+
+    async def of_services(self, request: web.Request) -> web.StreamResponse:
+        """Not the leader's, which are at its own address."""
+        if self._services is None or not self._is_ours(request):
+            return await self._forwarder.forward(request)
+        return numbers(await self._services.numbers(request))
 
     def here(self, answer: Answer) -> Answer:
         """Return what answers here, or by the leader if `answer` says so."""

@@ -75,6 +75,12 @@ class LeaderLinks:
         self._term: _Term | None = None
         self._left: Leader | None = None
         self._changed = asyncio.Event()
+        self._waits = True
+
+    def wait_no_more(self) -> None:
+        """Let nobody wait for a leader any more: this controller is being stopped."""
+        self._waits = False
+        self._changed.set()
 
     def lead_to(self, leader: Leader | None) -> None:
         known = None if self._term is None else self._term.leader
@@ -100,7 +106,8 @@ class LeaderLinks:
             term.over.set()
             while term.kept:
                 term.kept.pop().close()
-        self._changed.clear()
+        if self._waits:
+            self._changed.clear()
 
     async def opens_links(self, leader: Leader) -> bool:
         """Return whether this leader does so; it is asked once. Raises OSError, TimeoutError."""
@@ -130,6 +137,8 @@ class LeaderLinks:
                     term = self._term
                     if term is not None and (found := await self._one(term)) is not None:
                         return found
+                    if not self._waits:
+                        raise NobodyLeads
                     # A leader that has just died is still the last one that was seen.
                     await asyncio.sleep(_RETRY_SECONDS)
         except TimeoutError:

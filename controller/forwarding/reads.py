@@ -60,6 +60,15 @@ class Proof(msgspec.Struct, frozen=True):
         return gate.users[token.user]
 
 
+def proof_of(request: web.Request, clock: Clock) -> Proof:
+    """Return the token that the request has. Raises Unauthenticated."""
+    given = token_of(request)
+    if not given:
+        # With the words of a gate.
+        Gate((), (), clock).token_of(given)
+    return Proof(digest(given or ""))
+
+
 class _NoLiveRuns:
     """A follower has none in memory: the store's are as new."""
 
@@ -122,11 +131,7 @@ class Reads:
 
     def _proof(self, request: web.Request) -> Proof:
         """Raises Unauthenticated."""
-        given = token_of(request)
-        if not given:
-            # With the words of a gate.
-            Gate((), (), self._clock).token_of(given)
-        return Proof(digest(given or ""))
+        return proof_of(request, self._clock)
 
     async def _list_runs(self, request: web.Request) -> web.Response:
         async with self.begun(request) as read:

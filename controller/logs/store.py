@@ -192,6 +192,8 @@ class LogStore:
         self._known: dict[str, KnownLog] = {}
         self._turns_to_write: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._refused: set[str] = set()
+        self._left: dict[str, int] = {}
+        """Bytes that wait of logs that nobody writes at the moment: their bucket failed."""
 
     def close(self) -> None:
         # A bucket that doesn't answer must not hold up the next leader.
@@ -203,7 +205,8 @@ class LogStore:
     @property
     def waiting(self) -> int:
         """Bytes that are to come to the bucket and are not there."""
-        return sum(writer.waiting for writer in self._writers.values())
+        left = sum(size for id, size in self._left.items() if id not in self._writers)
+        return left + sum(writer.waiting for writer in self._writers.values())
 
     @property
     def refused(self) -> int:
@@ -235,6 +238,7 @@ class LogStore:
         except BaseException:
             await writer.close()
             raise
+        self._left.pop(attempt_id, None)
         self._writers[attempt_id] = writer
         return writer
 
@@ -252,6 +256,8 @@ class LogStore:
         self._newest.forget(attempt_id)
         if self._writers.get(attempt_id) is writer:
             del self._writers[attempt_id]
+            if writer.waiting and attempt_id in self._refused:
+                self._left[attempt_id] = writer.waiting
             # The next writer begins where the bucket ends then.
             self._copy(attempt_id).is_settled = False
 
@@ -387,6 +393,7 @@ class LogStore:
     def finish(self, attempt_id: str) -> None:
         """End the attempt's readers after what is stored: the attempt is final."""
         self._refused.discard(attempt_id)
+        self._left.pop(attempt_id, None)
         self._lately_final[attempt_id] = None
         if len(self._lately_final) > REMEMBERED_FINALS:
             del self._lately_final[next(iter(self._lately_final))]

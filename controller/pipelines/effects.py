@@ -212,9 +212,15 @@ class EffectRunner:
                     )
             # The controller's own disk, such as a full one: the effect goes on once there is room.
             except OSError as error:
-                log.error(
-                    "%s of attempt %s, tried again: %s", effect.kind, effect.attempt_id, error
-                )
+                # Once: it is tried several times a second, for each job that prints.
+                if str(error) != logged:
+                    logged = str(error)
+                    log.error(
+                        "%s of attempt %s waits for this controller's disk (--data): %s",
+                        effect.kind,
+                        effect.attempt_id,
+                        error,
+                    )
             # A bug must not end the effect: until the next reconnect nothing would start it again.
             except Exception:
                 log.exception("%s of attempt %s failed", effect.kind, effect.attempt_id)

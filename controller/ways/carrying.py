@@ -22,7 +22,9 @@ from common.proxy.reported import ReportedTraffic
 from common.tokens import BROWSER_PREFIX
 from controller.clock import Clock
 from controller.forwarding.leader_links import LeaderLinks
+from controller.forwarding.reads import proof_of
 from controller.proxy.sealed import SealedSessions
+from controller.service.accounts.rights import READ_METRICS, require_admin
 from controller.store.reading import StoreReader
 from controller.ways.admission import StoredAccess
 from controller.ways.follower import KnownServices, WaysSession
@@ -46,6 +48,7 @@ class FollowerServices:
     ) -> None:
         now = asyncio.get_running_loop().time
         self._store = store
+        self._clock = clock
         self._domain = settings.domain
         self._nodes = Nodes(identity)
         self._known = KnownServices(now)
@@ -113,6 +116,14 @@ class FollowerServices:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         return await self._proxy.answer(request)
+
+    async def numbers(self, request: web.Request) -> bytes:
+        """Return the numbers of the requests that went through here, for Prometheus. Raises
+        Unauthenticated, Forbidden, StoreError."""
+        proof = proof_of(request, self._clock)
+        async with self._store.moment() as moment:
+            require_admin(await proof.user(moment, self._clock), READ_METRICS)
+        return self._proxy.metrics.page()
 
     # -- what is reported (`follower.Carried`) --------------------------------------------------
 

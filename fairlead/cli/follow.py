@@ -22,7 +22,7 @@ from fairlead.configuration.text.dstack import ports_of
 from fairlead.documents.jobs import JobView
 from fairlead.documents.runs import RunView, WatchLine
 from fairlead.errors import ApiError
-from fairlead.follow import Outages, follow_log, follow_run, until_answered
+from fairlead.follow import Outages, follow_log, follow_run, until_log_answered
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AttemptStatus
 from fairlead.rest import ControllerClient
 from fairlead.summaries.dev_environments import how_to_open, opens
@@ -314,7 +314,9 @@ class Attachment:
     def _frames(self, attempt_id: str) -> Iterator[Frame]:
         client, run_id, offset = self._client, self._run.id, 0
         if (start := self._starts.get(attempt_id)) is not None:
-            offset = until_answered(
+            offset = until_log_answered(
+                client,
+                run_id,
                 self._outages,
                 lambda: start.offset(client.stored_frames(run_id, attempt=attempt_id)),
             )

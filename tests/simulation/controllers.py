@@ -17,6 +17,7 @@ from controller import following
 from controller.assembly import Assembly, NodeSettings
 from controller.blobs import BlobStore
 from controller.daemon.lease import SHARED_RENEWAL_SECONDS, Leading, end, keep_lease
+from controller.daemon.options import LINGER_SECONDS
 from controller.daemon.serving import until_stopped
 from controller.following import MAX_CLOCK_DIFFERENCE
 from controller.gateways.manager import Settings as GatewaySettings
@@ -166,8 +167,8 @@ class Process(ControllerLife):
                         await until_stopped(work, self._stop)
                 except (LeaseHeld, StoreUnavailable):
                     continue
-                await wait.until_successor_is_known(self.relay)
-                return
+                break
+            await wait.linger(self.relay, LINGER_SECONDS)
         finally:
             peers.leave()
 

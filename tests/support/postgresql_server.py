@@ -38,7 +38,19 @@ class PostgresqlServer:
                 with (self.folder / "data" / "pg_hba.conf").open("a") as rules:
                     rules.write("host all all 0.0.0.0/0 trust\n")
         self.daemon.spawn()
-        self.daemon.wait_ready(self._answers)
+        self.daemon.wait_ready(lambda: self.is_ready)
+
+    def begin_as_standby_of(self, primary: PostgresqlServer) -> None:
+        """Copy the other server, and follow it from now on; instead of the first `start`."""
+        self._run(
+            *("pg_basebackup", "-h", str(primary.folder), "-U", "fairlead"),
+            *("-D", str(self.folder / "data"), "-R", "-X", "stream", "-c", "fast"),
+        )
+        self.start()
+
+    def promote(self) -> None:
+        """Let this standby take the place of its primary, which is gone."""
+        self._run("pg_ctl", "promote", "-w", "-D", str(self.folder / "data"))
 
     def stop(self) -> None:
         """Connections are cut."""
@@ -73,7 +85,8 @@ class PostgresqlServer:
     def dump(self, database: str) -> str:
         return self._run("pg_dump", "-h", str(self.folder), "-U", "fairlead", database)
 
-    def _answers(self) -> bool:
+    @property
+    def is_ready(self) -> bool:
         ready = subprocess.run(
             [_program("pg_isready"), "-q", "-h", str(self.folder)], cwd="/", check=False
         )

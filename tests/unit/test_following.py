@@ -91,6 +91,15 @@ async def test_a_database_that_is_away_changes_nothing_for_now() -> None:
     assert await waited(sight(), away, away, sight(may_lead=True)) == ["http://l:1", None]
 
 
+async def test_begin_and_end_of_each_outage_of_the_database_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second = StoreUnavailable("first"), StoreUnavailable("second")
+    await waited(first, first, sight(), second, sight(), sight(may_lead=True))
+    back = "the database answers again, after 0 s"
+    assert caplog.messages == ["first", back, "second", back]
+
+
 async def test_a_database_without_a_table_of_controllers_is_tried() -> None:
     assert await waited(None) == [None]
 
@@ -227,7 +236,7 @@ async def test_no_connection_is_led_to_its_own_address() -> None:
 async def test_one_that_has_led_carries_connections_to_its_successor() -> None:
     peers = Planted(seen(at("http://own:1"), at("http://l:1", leads=False)), seen(at("http://l:1")))
     relay = NotingRelay()
-    leading = asyncio.create_task(Wait(peers, asyncio.Event()).until_successor_is_known(relay))
+    leading = asyncio.create_task(Wait(peers, asyncio.Event()).linger(relay, LONG))
     await eventually(lambda: "http://l:1" in relay.led_to)
     assert relay.led_to[0] is None
     leading.cancel()
@@ -236,11 +245,11 @@ async def test_one_that_has_led_carries_connections_to_its_successor() -> None:
 
 @pytest.mark.parametrize("left", [StoreUnavailable("away"), seen()])
 async def test_one_that_has_led_ends_at_once_where_nobody_can_follow(
-    left: Sight | StoreUnavailable, monkeypatch: pytest.MonkeyPatch
+    left: Sight | StoreUnavailable,
 ) -> None:
-    monkeypatch.setattr(following, "LINGER_SECONDS", None)
     relay = NotingRelay()
-    await Wait(Planted(left), asyncio.Event()).until_successor_is_known(relay)
+    async with asyncio.timeout(LONG):
+        await Wait(Planted(left), asyncio.Event()).linger(relay, 10 * LONG)
     assert not any(relay.led_to)
 
 
@@ -268,9 +277,8 @@ async def test_one_that_can_not_lead_yet_goes_on_waiting(
         yield asyncio.create_task(asyncio.sleep(0))
 
     monkeypatch.setattr(serving, "_controller", leading)
-    monkeypatch.setattr(following, "LINGER_SECONDS", None)
     peers = Planted(seen(may_lead=True))
-    options = Options(data=tmp_path, port=0, peers=peers)
+    options = Options(data=tmp_path, port=0, peers=peers, linger=LONG)
     await serving._among_peers(options, peers, lambda _: None, asyncio.Event())
     assert causes == []
 

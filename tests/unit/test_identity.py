@@ -11,6 +11,8 @@ import pytest
 
 from common.tokens import digest
 from controller import identity
+from controller.daemon.boot import warn_of_open_keys
+from controller.daemon.options import Options
 from controller.identity import IdentityUnusable
 from controller.lifecycle.model import Role
 from controller.store.accounts import User
@@ -37,6 +39,23 @@ def test_the_ssh_key_is_made_once_and_for_the_owner_alone(tmp_path: Path) -> Non
     assert identity.public_line(first) == identity.public_line(again)
     assert identity.public_line(first).startswith("ssh-ed25519 ")
     assert mode(tmp_path / identity.IDENTITY_NAME) == 0o600
+
+
+def test_keys_that_others_can_read_are_named_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = Options(data=tmp_path, secrets_key=tmp_path / "of-secrets")
+    warn_of_open_keys(options)
+    identity.ssh_identity(tmp_path)
+    options.secrets_key_file.touch(mode=0o600)
+    warn_of_open_keys(options)
+    assert caplog.messages == []
+    (tmp_path / identity.IDENTITY_NAME).chmod(0o644)
+    options.secrets_key_file.chmod(0o660)
+    warn_of_open_keys(options)
+    assert [message.rpartition(": ")[2] for message in caplog.messages] == [
+        f"chmod 600 {tmp_path / name}" for name in (identity.IDENTITY_NAME, "of-secrets")
+    ]
 
 
 def test_a_damaged_ssh_key_is_an_error_that_names_the_file(tmp_path: Path) -> None:

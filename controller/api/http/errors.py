@@ -66,6 +66,13 @@ def not_known_to_be_done() -> web.Response:
     )
 
 
+def stopping() -> web.Response:
+    """Return what the route of the health says of a controller that is being stopped."""
+    return _answer(
+        503, "stopping", "this controller is being stopped: ask at the address of another one"
+    )
+
+
 def nobody_leads() -> web.Response:
     """Return the refusal of a request that no leader could take in time. Nothing was done."""
     return _nothing_done(

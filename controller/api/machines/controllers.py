@@ -22,12 +22,14 @@ async def list_controllers(call: Call) -> ControllersAnswer:
 
 
 def _view(sight: Sight, peer: Peer) -> ControllerView:
+    # The row of a leader stays until another one leads. Who leads renews the lease.
+    is_gone = not sight.is_alive(peer) or (peer.leads and sight.may_lead)
     status = "leads" if peer.leads else "waits"
     return ControllerView(
         id=peer.id,
         url=peer.url,
         version=peer.version,
-        status=status if sight.is_alive(peer) else "gone",
+        status="gone" if is_gone else status,
         started_at=iso(peer.started_at),
         last_seen_at=iso(peer.seen_at),
     )

@@ -15,6 +15,8 @@ from common.refusals import (
 from controller.lifecycle.model import Band, Role, Run
 from controller.store.accounts import User
 
+READ_METRICS = "read the controller's metrics"
+
 
 def require_admin(user: User, action: str) -> None:
     """Raise Forbidden unless the user is an admin."""

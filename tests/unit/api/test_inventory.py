@@ -247,3 +247,13 @@ async def test_controllers_that_share_the_database_are_listed(
     assert [(one["url"], one["status"]) for one in listed] == [
         *(("http://a", "leads"), ("http://b", "waits"), ("http://c", "gone"))
     ]
+
+
+async def test_a_leader_whose_lease_has_run_out_is_not_listed_as_leading(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    peers = (a_peer("a", 94.5, leads=True), a_peer("b", 99.0))
+    controller.store.plant_sight(Sight(now=100.0, peers=peers, may_lead=True))
+    async with api.get("/v1/controllers") as answer:
+        listed = (await answer.json())["controllers"]
+    assert [one["status"] for one in listed] == ["gone", "waits"]

@@ -32,7 +32,9 @@ async def test_the_document_lists_exactly_the_routes_that_are_served(
         for route in api.app.router.routes()
         if route.resource is not None and route.method != "HEAD"
     }
-    assert listed == served - {("GET", "/v1/openapi.json"), ("GET", "/metrics")}
+    assert listed == served - {
+        ("GET", path) for path in ("/v1/openapi.json", "/metrics", "/metrics/services")
+    }
 
 
 def test_every_reference_of_the_document_is_in_it() -> None:

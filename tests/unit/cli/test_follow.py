@@ -11,7 +11,9 @@ from typing import cast
 import pytest
 
 from fairlead import follow
+from fairlead.cli.commands.jobs import log_reading
 from fairlead.cli.follow import MAX_DEAFNESS_SECONDS, next_of
+from fairlead.cli.log_start import Start
 from fairlead.errors import ApiError, ConnectionLost, FairleadError
 from fairlead.follow import (
     GIVE_UP_SECONDS,
@@ -143,6 +145,9 @@ class WithoutItsBucket:
         heard()
         yield frame(0, b"abcdef")
 
+    def stored_frames(self, key: str, *, attempt: str) -> Iterator[Frame]:
+        yield from self.followed_frames(key, lambda: None, offset=0, attempt=attempt)
+
     def run(self, key: str) -> SimpleNamespace:
         assert key == "r1"
         return SimpleNamespace(status=self._status)
@@ -176,6 +181,18 @@ def test_the_log_of_a_final_run_is_given_up_if_its_bucket_stays_away(
     with pytest.raises(ConnectionLost, match=r"bucket of logs .* gave up after 15 minutes"):
         next(pieces)
     assert days.now <= GIVE_UP_SECONDS + 2 * MAX_WAIT_SECONDS
+
+
+@pytest.mark.parametrize("start", [Start(tail=1), Start(since=0.0)])
+def test_a_start_in_the_log_of_a_live_run_is_looked_for_as_long_as_its_bucket_is_away(
+    monkeypatch: pytest.MonkeyPatch, start: Start
+) -> None:
+    days, controller = Days(), WithoutItsBucket(RunStatus.RUNNING, 1000)
+    monkeypatch.setattr(follow, "Patience", partial(Patience, sleep=days.sleep, clock=days.clock))
+    client = cast(ControllerClient, controller)
+    frames = log_reading._frames(client, "r1", "a1", Outages(lambda _: None), start)
+    assert [bytes(one.payload) for one in frames] == [b"abcdef"]
+    assert days.now > 5 * GIVE_UP_SECONDS
 
 
 class Impatient(SimpleQueue[str]):

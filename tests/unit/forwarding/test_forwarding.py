@@ -56,6 +56,7 @@ class ALeader:
         )
         app.router.add_route("*", "/seen{rest:.*}", self._seen)
         app.router.add_get("/log", self._log)
+        app.router.add_get("/long", self._long)
         app.router.add_get("/flood", self._flood)
         app.router.add_get("/ws", self._ws)
         app.router.add_get("/wait", self._wait)
@@ -84,6 +85,15 @@ class ALeader:
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(b"first")
+        await self.goes_on.wait()
+        await response.write(b"second")
+        return response
+
+    async def _long(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "11"})
+        await response.prepare(request)
+        await response.write(b"first")
+        self.begun.set()
         await self.goes_on.wait()
         await response.write(b"second")
         return response
@@ -146,7 +156,7 @@ class Bed:
         await self.follower.start()
         self.closing.push_async_callback(self.follower.close)
         self.relay = Relay(hold_seconds, self.follower)
-        listening = socket.create_server(("127.0.0.1", 0))
+        self.listening = listening = socket.create_server(("127.0.0.1", 0))
         self.closing.callback(listening.close)
         self.closing.push_async_callback(self.relay.close)
         await self.relay.listen(listening)

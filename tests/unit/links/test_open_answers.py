@@ -24,6 +24,7 @@ def transport() -> Any:
     # Those of the controller's loop, uvloop's, are no subclass.
     transport = mock.NonCallableMock(spec_set=dir(asyncio.Transport))
     transport.get_write_buffer_size.return_value = 0
+    transport.is_closing.return_value = False
     return transport
 
 
@@ -76,6 +77,16 @@ async def test_who_asks_and_does_not_read_the_answers_is_cut(
     transport.get_write_buffer_size.return_value = 65 << 10
     answer.send(b"pong")
     transport.abort.assert_called_once_with()
+
+
+async def test_nothing_is_sent_on_a_connection_that_was_closed_here(
+    answer: OpenAnswer, transport: Any
+) -> None:
+    """uvloop would raise a RuntimeError, and the log of a controller that stops a traceback."""
+    answer.close()
+    transport.is_closing.return_value = True
+    answer.send(b"goodbye")
+    transport.write.assert_not_called()
 
 
 async def test_a_closed_answer_forgets_why_it_broke(answer: OpenAnswer) -> None:

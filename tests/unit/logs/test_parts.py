@@ -218,6 +218,29 @@ async def test_nothing_is_stored_that_is_not_in_the_bucket(
         assert (logs.waiting, logs.refused) == (0, 0)
 
 
+async def test_the_bytes_of_an_ended_job_wait_also_between_two_tries(
+    machine: _Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise BucketError("503 Slow Down")
+
+    logs = await machine("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(LogBucket, "put", refused)
+        async with writing(logs, 0, 1) as writer:
+            with pytest.raises(BucketError):
+                await writer.sync()
+        assert logs.waiting == 20, "nobody writes, and the bucket has nothing"
+        patch.setattr(LogBucket, "parts", refused)
+        with pytest.raises(BucketError):
+            await logs.writer(ATTEMPT)
+        assert logs.waiting == 20
+    async with writing(logs, 0, 1) as writer:
+        assert logs.waiting == 20
+        await writer.sync()
+    assert logs.waiting == 0
+
+
 async def test_a_log_that_cannot_begin_without_its_bucket_is_counted_until_it_begins_or_is_final(
     machine: _Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,6 +176,8 @@ async def test_a_failed_effect_is_tried_again_until_it_works(
         await eventually(lambda: submit.finished)
         assert len(submit.begun) == 3
     assert ["Traceback" in caplog.text, str(failure) in caplog.text] == [is_ours, is_shown]
+    if isinstance(failure, OSError):
+        assert len(caplog.records) == 1, "a full disk is told once, however often it is tried"
 
 
 async def test_an_effect_that_is_refused_again_and_again_is_told_once_for_each_reason(

@@ -523,6 +523,21 @@ async def test_a_request_waits_for_the_node_of_a_replica_that_was_ready() -> Non
             assert answer.status == 200
 
 
+async def test_all_requests_wait_for_the_node_of_a_replica_that_was_ready() -> None:
+    """Not as few as may wake a service: they come as fast as they came before."""
+    async with a_bed(ProxyLimits(max_held=0, max_reconnecting=2)) as bed, an_app(echo) as port:
+        bed.serve(reconnects=True)
+        waiting = [asyncio.create_task(bed.client.get("/services/api/")) for _ in range(2)]
+        await eventually(lambda: len(bed.services.woken) == 2, SOON)
+        async with bed.client.get("/services/api/") as answer:
+            assert answer.status == 503
+            assert "not reached yet, and 2 requests wait" in await answer.text()
+        bed.services.put_replicas("api", replica(port))
+        for one in waiting:
+            async with await one as answer:
+                assert answer.status == 200
+
+
 async def test_a_node_that_stays_away_holds_requests_for_a_moment_only() -> None:
     async with a_bed(ProxyLimits(reconnect_seconds=0.1)) as bed:
         bed.serve(reconnects=True)

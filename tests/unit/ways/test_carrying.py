@@ -12,7 +12,7 @@ from typing import Any
 import asyncssh
 import pytest
 from aiohttp import ClientError, ClientResponse, web
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 from msgspec.structs import replace
 
 from common.proxy.body import body_of
@@ -20,6 +20,7 @@ from common.proxy.entry import Settings
 from common.proxy.view import Replica, Service
 from common.refusals import Forbidden, Unauthenticated, Unavailable
 from common.tokens import KEY_PREFIX, digest
+from controller.api.app import numbers
 from controller.clock import SystemClock
 from controller.forwarding.credentials import link_tls
 from controller.forwarding.leader_links import LeaderLinks
@@ -184,6 +185,8 @@ class Carrying:
         return web.Response(status=TO_THE_LEADER, body=body.data)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/metrics/services":
+            return numbers(await self.services.numbers(request))
         if self.services.takes(request):
             return await self.services.answer(request)
         return await self._leader(request)
@@ -224,6 +227,20 @@ async def test_who_may_use_a_service_reaches_its_replica(carrying: Carrying) -> 
     # The leader says what it says of a service that nobody has.
     assert await carrying.status("/services/hers/") == TO_THE_LEADER
     assert carrying.services.take()[0].requests == 1
+
+
+async def test_an_admin_reads_how_many_requests_went_through_here(carrying: Carrying) -> None:
+    carrying.told(SERVICE)
+    assert await carrying.status("/services/api/") == 200
+    asked = ("/metrics/services", {"Authorization": bearer(ADMIN_TOKEN)})
+    async with carrying.client.get(asked[0], headers=asked[1]) as answer:
+        page = await answer.text()
+    counted = 'fairlead_service_requests_total{group="main",result="ok",service="api"} 1.0'
+    assert counted in page.splitlines()
+    for token, refused in ((USER_TOKEN, Forbidden), ("unknown", Unauthenticated)):
+        request = make_mocked_request("GET", asked[0], {"Authorization": bearer(token)})
+        with pytest.raises(refused):
+            await carrying.services.numbers(request)
 
 
 @pytest.mark.parametrize(

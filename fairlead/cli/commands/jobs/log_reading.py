@@ -22,7 +22,7 @@ from fairlead.cli.follow import next_of, of_what_is_kept
 from fairlead.cli.log_start import Start, tail_of
 from fairlead.documents.jobs import JobView
 from fairlead.documents.runs import RunView
-from fairlead.follow import Outages, follow_log, unread, until_answered
+from fairlead.follow import Outages, follow_log, unread, until_answered, until_log_answered
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 from fairlead.rest import ControllerClient
 from fairlead.summaries.progress import job_name, why
@@ -76,7 +76,7 @@ def logs(
         return 0
     if start.is_given:
         stored = partial(client.stored_frames, run, job=key, attempt=attempt)
-        offset = _offset_of(start, stored, outages if follow else None)
+        offset = _offset_of(client, run, start, stored, outages if follow else None)
     if follow and state is not None and not _is_past(state, key, attempt):
         attempt_id = chosen_attempt(state, key, attempt)
         frames = follow_log(client, state.id, attempt_id, offset, outages)
@@ -194,18 +194,26 @@ def _frames(
     """Yield the frames of one log from its start on."""
     at = 0
     if start.is_given:
-        at = _offset_of(start, partial(client.stored_frames, run_id, attempt=attempt_id), outages)
+        stored = partial(client.stored_frames, run_id, attempt=attempt_id)
+        at = _offset_of(client, run_id, start, stored, outages)
     if outages is None:
         yield from unread(client.stored_frames(run_id, attempt=attempt_id, offset=at), at)
     else:
         yield from follow_log(client, run_id, attempt_id, at, outages)
 
 
-def _offset_of(start: Start, stored: Callable[[], Iterable[Frame]], outages: Outages | None) -> int:
-    """Return the offset of the start; with `outages`, a controller that is away is waited for."""
+def _offset_of(
+    client: ControllerClient,
+    run: str,
+    start: Start,
+    stored: Callable[[], Iterable[Frame]],
+    outages: Outages | None,
+) -> int:
+    """Return the offset of the start; with `outages`, a controller that is away is waited for, and
+    so is the bucket of a live run's log."""
     if outages is None:
         return start.offset(stored())
-    return until_answered(outages, lambda: start.offset(stored()))
+    return until_log_answered(client, run, outages, lambda: start.offset(stored()))
 
 
 def chosen_attempt(run: RunView, job: str | None, attempt: str | None) -> str:

@@ -1,0 +1,242 @@
+"""What 100 `logs -f` and 20 dashboards at followers cost the turns of the leader.
+
+Jobs print lines, and runs are submitted at the leader and stopped again at a steady pace: each is
+a turn. Rounds without readers and with them come by turns, each after some seconds without turns:
+what the leader does then, as it collects the logs of the jobs, is no part of a turn. The readers
+are in a process of their own; nobody asks the leader but who submits. All share the cores of one
+machine, so the time of a turn also has the load that readers, followers and PostgreSQL make there.
+The leader's CPU has not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from statistics import mean, quantiles
+
+import aiohttp
+import msgspec
+
+from bench.followed_controllers import NO_LIMIT, Counts, dashboard, login_of
+from bench.runner_start import cpu_seconds
+from tests.support.processes import ControllerProcess, ShimProcess, run_cli
+from tests.support.waiting import eventually, wait_until
+
+LOGS = 100
+DASHBOARDS = 20
+JOBS = 20
+LINES_PER_SECOND = 10
+SUBMISSIONS_PER_SECOND = 5.0
+SECONDS, IDLE_SECONDS = 20.0, 10.0
+_PROGRAM = f"""\
+import itertools, time
+for number in itertools.count():
+    print("line", number, "of a job that is followed", flush=True)
+    time.sleep({1 / LINES_PER_SECOND})
+"""
+_PRINTING = {
+    "type": "task",
+    "commands": [f"exec {sys.executable} -c '{_PROGRAM}'"],
+    "resources": {"cpu": 0.1, "memory": "64MiB"},
+}
+_RUN = {"type": "task", "commands": ["true"], "resources": {"cpu": 400}}
+"""It waits for a node: the machine measures no starts."""
+_PATIENCE = 120.0
+
+
+class _Round(msgspec.Struct):
+    """`times`: of the submissions, in seconds. `cpu`: seconds of the leader for the turns. `idle`:
+    seconds of its CPU in a second without turns, of each round. `others`: those of the followers,
+    with the turns."""
+
+    times: list[float] = []
+    cpu: float = 0.0
+    idle: list[float] = []
+    others: float = 0.0
+    load: float = 0.0
+
+    def added(self, other: _Round) -> _Round:
+        return _Round(
+            [*self.times, *other.times],
+            self.cpu + other.cpu,
+            [*self.idle, *other.idle],
+            self.others + other.others,
+            max(self.load, other.load),
+        )
+
+    @property
+    def per_turn(self) -> float:
+        """Milliseconds of the leader's CPU."""
+        return 1000 * self.cpu / (2 * len(self.times))
+
+    def __str__(self) -> str:
+        of = quantiles(self.times, n=100)
+        return (
+            f"{len(self.times)} submissions, p50 {1000 * of[49]:.1f} ms, p99 {1000 * of[98]:.1f} "
+            f"ms; CPU of the leader {self.per_turn:.2f} ms a turn, and {100 * mean(self.idle):.1f} "
+            f"% of a core without turns; of its followers {self.others:.1f} s; load {self.load:.1f}"
+        )
+
+
+def tell(
+    leader: ControllerProcess,
+    followers: Sequence[ControllerProcess],
+    node: ShimProcess,
+    rounds: int,
+) -> None:
+    """Print what a turn takes and costs without readers and with them, in so many rounds each."""
+    env = {"FAIRLEAD_URL": leader.url, "FAIRLEAD_TOKEN": leader.token}
+    run_cli("node", "add", "printing", "--local", node.socket, env=env).succeeded()
+    jobs = asyncio.run(_printing(leader))
+    without, with_readers = _Round(), _Round()
+    for number in range(rounds):
+        measured = asyncio.run(_measured(leader, followers))
+        print(f"{number + 1}. without readers: {measured}", flush=True)
+        without = without.added(measured)
+        with _readers(followers, leader.token, jobs) as readers:
+            readers.counted()
+            measured = asyncio.run(_measured(leader, followers))
+            lines, fragments = readers.counted()
+        assert lines, "nobody got a piece of a log"
+        assert fragments, "no dashboard was told of a change"
+        print(
+            f"{number + 1}. with {LOGS} logs and {DASHBOARDS} dashboards at followers: {measured}; "
+            f"{lines} pieces of logs, {fragments} lists of runs",
+            flush=True,
+        )
+        with_readers = with_readers.added(measured)
+    print(f"without readers: {without}\nwith readers: {with_readers}", flush=True)
+
+
+async def _printing(leader: ControllerProcess) -> list[str]:
+    """Return the names of the jobs that print, once all run."""
+    headers = {"Authorization": f"Bearer {leader.token}"}
+    names = [f"printing-{number}" for number in range(JOBS)]
+    async with aiohttp.ClientSession(leader.url, headers=headers) as session:
+        for name in names:
+            async with session.post(
+                "/v1/runs", json={"configuration": _PRINTING, "name": name}
+            ) as got:
+                got.raise_for_status()
+        for name in names:
+            async with session.get(f"/v1/runs/{name}/watch") as lines:
+                async for line in lines.content:
+                    run = msgspec.json.decode(line)["run"]
+                    if run is not None and run["status"] == "running":
+                        break
+    return names
+
+
+async def _measured(leader: ControllerProcess, followers: Sequence[ControllerProcess]) -> _Round:
+    headers = {"Authorization": f"Bearer {leader.token}"}
+    async with aiohttp.ClientSession(leader.url, headers=headers) as session:
+        await _submitted_and_stopped(session)
+        idle = cpu_seconds(leader.pid)
+        await asyncio.sleep(IDLE_SECONDS)
+        before = _cpu(leader, followers)
+        idle = (before[0] - idle) / IDLE_SECONDS
+        began, times = time.monotonic(), list[float]()
+        while (now := time.monotonic() - began) < SECONDS:
+            if (due := len(times) / SUBMISSIONS_PER_SECOND) > now:
+                await asyncio.sleep(due - now)
+            times.append(await _submitted_and_stopped(session))
+        after, took = _cpu(leader, followers), time.monotonic() - began
+    of_turns = after[0] - before[0] - took * idle
+    return _Round(times, of_turns, [idle], after[1] - before[1], os.getloadavg()[0])
+
+
+def _cpu(leader: ControllerProcess, followers: Sequence[ControllerProcess]) -> tuple[float, float]:
+    return cpu_seconds(leader.pid), sum(cpu_seconds(one.pid) for one in followers)
+
+
+async def _submitted_and_stopped(session: aiohttp.ClientSession) -> float:
+    """Return the seconds of the submission."""
+    key, began = uuid.uuid4().hex, time.monotonic()
+    body = {"configuration": _RUN, "name": f"t-{key[:12]}", "client_key": key}
+    async with session.post("/v1/runs", json=body) as answer:
+        answer.raise_for_status()
+        run = (await answer.json())["id"]
+    took = time.monotonic() - began
+    async with session.post(f"/v1/runs/{run}/stop", json={}) as answer:
+        answer.raise_for_status()
+    return took
+
+
+class _Readers:
+    """`counted` asks their process for what they got since the last time."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def counted(self) -> tuple[int, int]:
+        self._pipe.send(None)
+        lines, fragments = self._pipe.recv()
+        return lines, fragments
+
+
+@contextmanager
+def _readers(
+    followers: Sequence[ControllerProcess], token: str, jobs: Sequence[str]
+) -> Iterator[_Readers]:
+    """All read within this block."""
+    # A fork would have this process's threads and loop.
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    urls = [one.url for one in followers]
+    process = context.Process(target=_read, args=(urls, token, list(jobs), there), daemon=True)
+    process.start()
+    # The end of the readers is the end of the pipe then, and nobody waits for ever.
+    there.close()
+    try:
+        wait_until(here.poll, timeout=_PATIENCE, what="the readers to be there")
+        here.recv()
+        yield _Readers(here)
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _read(urls: Sequence[str], token: str, jobs: Sequence[str], pipe: Connection) -> None:
+    asyncio.run(_read_all(urls, token, jobs, pipe))
+
+
+async def _read_all(urls: Sequence[str], token: str, jobs: Sequence[str], pipe: Connection) -> None:
+    counts = Counts()
+    tasks = []
+    for number in range(LOGS):
+        url, job = urls[number % len(urls)], jobs[number % len(jobs)]
+        tasks.append(asyncio.create_task(_follow(url, token, job, counts)))
+        # One after the other: what is measured is not their beginning.
+        await asyncio.sleep(0.02)
+    login = await login_of(urls[0], token)
+    for number in range(DASHBOARDS):
+        tasks.append(asyncio.create_task(dashboard(urls[number % len(urls)], login, counts)))
+        await asyncio.sleep(0.02)
+    await eventually(lambda: counts.lines >= LOGS, _PATIENCE, "the first lines")
+    pipe.send("there")
+    while True:
+        await asyncio.to_thread(pipe.recv)
+        for task in tasks:
+            if task.done():
+                task.result()
+                raise AssertionError("a reader has ended")
+        pipe.send((counts.lines, counts.fragments))
+        counts.lines = counts.fragments = 0
+
+
+async def _follow(url: str, token: str, job: str, counts: Counts) -> None:
+    """Follow a log as `fairlead logs -f` does."""
+    headers = {"Authorization": f"Bearer {token}"}
+    async with (
+        aiohttp.ClientSession(url, headers=headers, timeout=NO_LIMIT) as session,
+        session.ws_connect(f"/v1/runs/{job}/logs/ws") as stream,
+    ):
+        async for _ in stream:
+            counts.lines += 1
