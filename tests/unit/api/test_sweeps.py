@@ -105,6 +105,28 @@ async def test_sets_are_chosen_by_number_value_and_status(api: API) -> None:
     assert await numbers(limit="2", cursor="1") == [2, 3]
 
 
+async def test_a_value_with_a_comma_is_chosen_in_double_quotes(api: API) -> None:
+    values = ["a,b", "a", '"q"', '"', " sp ", "", "x=y,z", 'say "a,b"']
+    sweep = {"matrix": {"v": values, "seed": [0, 1]}}
+    await submit(api, name="hello", configuration={**HELLO, "sweep": sweep})
+    for which, values_found in {
+        'v="a,b"': ["a,b"],
+        'v="a,b",seed=1': ["a,b"],
+        'seed=0,v="a"': ["a"],
+        'v="q"': ['"q"'],
+        'v="': ['"'],
+        'v=",seed=1': ['"'],
+        'v=" sp "': [" sp "],
+        "v=": [""],
+        'v=""': [""],
+        'v="x=y,z"': ["x=y,z"],
+        'v=say "a,b"': ['say "a,b"'],
+    }.items():
+        found = await sets(api, which=which)
+        assert list(dict.fromkeys(one["parameters"]["v"] for one in found)) == values_found, which
+        assert len(found) == (1 if "seed" in which else 2)
+
+
 @pytest.mark.parametrize(
     ("query", "error"),
     [
@@ -112,6 +134,8 @@ async def test_sets_are_chosen_by_number_value_and_status(api: API) -> None:
         ({"which": "3-1"}, (404, "not_found", "which")),
         ({"which": "size=1"}, (404, "not_found", "which")),
         ({"which": "all"}, (400, "invalid", "which")),
+        ({"which": "lr=a,b"}, (400, "invalid", "which")),
+        ({"which": 'lr="a,b'}, (400, "invalid", "which")),
         ({"which": ""}, (400, "invalid", "which")),
         ({"status": "lost"}, (400, "invalid", "status")),
         ({"cursor": "x"}, (400, "invalid", "cursor")),
