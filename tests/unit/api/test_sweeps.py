@@ -210,9 +210,11 @@ def seconds_left(play: Play) -> float | None:
     return view.seconds_left
 
 
-def ten_sets() -> Play:
+def ten_sets(*, reuse_container: bool = False) -> Play:
     plan = SweepPlan(
-        sets=ParameterSets.of(["seed"], [[number] for number in range(10)]), max_parallel=4
+        sets=ParameterSets.of(["seed"], [[number] for number in range(10)]),
+        max_parallel=4,
+        reuse_container=reuse_container,
     )
     return Play(sweep=plan, groups=[Group(name="main", nodes=1)], spec=JobSpec(image="busybox"))
 
@@ -228,6 +230,18 @@ def test_the_estimate_counts_those_that_run_and_not_those_in_the_queue() -> None
     assert seconds_left(play) == 90
     play.wait(5)
     assert seconds_left(play) == 85
+
+
+def test_jobs_of_one_container_are_estimated_by_how_many_end_in_a_time() -> None:
+    """The starts and ends of a batch come together, so that each job seems to last as long."""
+    play = ten_sets(reuse_container=True)
+    for number in range(4):
+        play.to_running(number)
+    play.wait(10)
+    for number in range(4):
+        play.send(play.exited(number))
+        play.send(play.removed(number))
+    assert seconds_left(play) == 15
 
 
 def test_a_set_that_takes_longer_than_others_is_not_about_to_end() -> None:
