@@ -4,7 +4,7 @@ request reaches a controller: `fairlead.connections.requests`."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
@@ -163,7 +163,7 @@ class ControllerClient(Requests):
             if parsed.event is not None:
                 yield parsed.event
 
-    def stored_frames(self, key: str, **query: object) -> Iterator[Frame]:
+    def stored_frames(self, key: str, **query: object) -> Generator[Frame, None, None]:
         """Yield the log as it is stored now."""
         with self._opened("GET", run_path(key, "logs"), query=query) as (_, response):
             yield from _frames(iter(lambda: self._read(response, READ_BYTES), b""))

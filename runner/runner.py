@@ -48,6 +48,7 @@ from runner.job.setup import Preparation
 from runner.logs.segments import SegmentLog
 from runner.options import Settings
 from runner.processes.launch import Launch
+from runner.processes.leaf import Leaf
 from runner.processes.spawn import Children, Ending
 from runner.status import Bell, StatusLog
 from runner.validation import check_submission, signal_number, wanted_blobs
@@ -141,6 +142,8 @@ class Runner:
         if request.job.keeps_for is not None:
             self._again = again.Again(self._task, request, request.job.keeps_for)
             self._preparation.keeps = True
+        if request.job.reuse_container:
+            self.leaves.want_one()
         self._limit_log(request)
         self.code.expect(wanted_blobs(request.job))
         waits = bool(self.code.missing)
@@ -350,11 +353,26 @@ class Runner:
         self._job = asyncio.create_task(self._concluded(work))
 
     async def _execute(self, request: SubmitRequest) -> None:
+        """Run the job, in a leaf of its own if others may run in its container after it."""
         launch = await self._prepared(self._preparation.launch(request))
         before = await self._surroundings(request, launch)
+        leaf = await self.leaves.take() if request.job.reuse_container else None
+        try:
+            await self._execute_in(leaf, request, launch, before)
+        finally:
+            if leaf is not None:
+                self.leaves.ended(leaf)
+
+    async def _execute_in(
+        self,
+        leaf: Leaf | None,
+        request: SubmitRequest,
+        launch: Launch,
+        before: surroundings.Surroundings | None,
+    ) -> None:
         if self._stopped:
             raise CannotStart(STOPPED_BEFORE_START)
-        execution = self._execution = self._execution_of(request)
+        execution = self._execution = self._execution_of(request, leaf)
 
         def started(pid: int) -> None:
             self.status.add(RunnerState.RUNNING, pid=pid)
@@ -431,9 +449,10 @@ class Runner:
             )
             await self._conclude_unstarted(verdict)
 
-    def _execution_of(self, request: SubmitRequest) -> Execution:
+    def _execution_of(self, request: SubmitRequest, leaf: Leaf | None = None) -> Execution:
         scope = self._scope if self._again is None else self._sparing
-        found = execution_of(request, self.log, scope, self._children, self._settings.backstop)
+        backstop = self._settings.backstop
+        found = execution_of(request, self.log, scope, self._children, backstop, leaf)
         found.hold_limit(self._suspended)
         return found
 

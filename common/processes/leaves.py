@@ -1,5 +1,5 @@
 """The messages by which a shim gives a runner *leaves*: cgroups below the runner's own, one for
-each job that the runner's container carries.
+each job of a container that carries jobs.
 
 The shim connects, so that no way leads from a container to it. Each message is a line of JSON, and
 the descriptors of a supply come with its line. They are of files, never of folders: a job that is

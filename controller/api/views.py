@@ -189,7 +189,7 @@ first."""
 def _seconds_left(state: RunState, counted: SetCounts, now: float | None) -> float | None:
     lasts = (job.attempts[-1] for job in state.ended.jobs[-_ESTIMATED_FROM:] if job.attempts)
     took = [
-        last.terminating_at - last.running_at
+        (last.running_at, last.terminating_at)
         for last in lasts
         if last.reason in _BY_ITSELF
         and last.running_at is not None
@@ -199,11 +199,16 @@ def _seconds_left(state: RunState, counted: SetCounts, now: float | None) -> flo
     began = {job.replica: job.attempts[-1].running_at for job in state.jobs if _runs(job)}
     if not took or not counted.active:
         return None
-    each = sum(took) / len(took)
+    each = sum(end - start for start, end in took) / len(took)
     rest = [_rest(each, None if now is None or at is None else now - at) for at in began.values()]
     left = (counted.waiting + counted.active - len(began)) * each + sum(rest)
+    paced = left / max(len(began), 1)
+    if state.run.sweep is not None and state.run.sweep.reuse_container:
+        # Starts and ends of a batch are heard of together, so each alone looks longer than it was.
+        span = max(end for _, end in took) - min(start for start, _ in took)
+        paced = (counted.waiting + counted.active) * span / len(took)
     # Between two jobs none runs. The longest one bounds all.
-    return max(left / max(len(began), 1), *rest, 0.0)
+    return max(paced, *rest, 0.0)
 
 
 def _rest(usual: float, ran: float | None) -> float:

@@ -16,6 +16,8 @@ from fairlead.configuration.values.sweep import MAX_BYTES, MAX_SETS, checked_set
 
 FIELD = "sweep.file"
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+_MAX_DIGITS = 300
+"""A longer number stays a string: Python reads no integer of more than 4,300 digits."""
 _Row = dict[str, str | int | float | bool]
 
 
@@ -100,7 +102,7 @@ def _of_csv(file: Path, text: str) -> Iterator[tuple[int, Mapping[str, object]]]
 def _value(text: str) -> object:
     """Return a number as a number: a CSV file has only strings."""
     stripped = text.strip()
-    if _NUMBER.fullmatch(stripped):
+    if len(stripped) <= _MAX_DIGITS and _NUMBER.fullmatch(stripped):
         return float(stripped) if set(stripped) & set(".eE") else int(stripped)
     return {"true": True, "false": False}.get(stripped, text)
 

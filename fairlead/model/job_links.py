@@ -19,8 +19,11 @@ _SIGNS = (b"View run", b"wandb.ai/")
 _RUNS = b"/runs/"
 """A line without it and one of the signs has no link. To look for it from the end takes 6 to 8 µs
 for each 64 KiB of a log, from the front 27 to 36 µs; `re` takes 16 µs (Python 3.11)."""
-# wandb colours its lines.
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# wandb colours its lines; rich makes links of terminals (OSC 8), whose text may be another.
+_CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"
+    r"|\x1b\](?:8;[^;\x07\x1b]*;([^\x07\x1b]*)|[^\x07\x1b]*)(?:\x07|\x1b\\)"
+)
 _URL = r"https?://[!-~]{1,2000}"
 _OF_WANDB = re.compile(rf"(?=https://(?:[a-z0-9-]+\.)?wandb\.ai/)({_URL})")
 # "View run at https://wandb.example.org/team/p/runs/1a", "View run NAME at: http://mlflow:5000/#/…"
@@ -84,7 +87,7 @@ class LinkFinder:
 
 def links_in(line: str) -> Iterator[JobLink]:
     """Yield the links to a run of wandb or MLflow in one line of a log."""
-    plain = _COLOUR.sub("", line)
+    plain = _CONTROL.sub(lambda found: f" {found[1]} " if found[1] else "", line)
     for pattern in (_OF_WANDB, _VIEW_RUN):
         for match in pattern.finditer(plain):
             if (link := _link(match[1].rstrip(_AROUND))) is not None:

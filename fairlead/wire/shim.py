@@ -226,7 +226,7 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     python: str | None = None
     """The version of Python that the node brings for the job."""
     carries_jobs: bool = False
-    """Its container may run other jobs after its own: each gets a cgroup of its own, where the node
+    """Its container may run other jobs after its own: all of them get a cgroup each, where the node
     can."""
     needs_of_engine: tuple[str, ...] = ()
     """The EngineAbility values without which the job is not what its user asked for. It is refused

@@ -1,7 +1,9 @@
-"""The leaves that wait for jobs of a batch, and the connection on which the shim brings them.
+"""The leaves that wait for the jobs of a container, and the connection on which the shim brings
+them.
 
-A job never waits for a round trip: the next leaves are asked for while there still are some. A
-runner without them goes on as before, with its container's cgroup for all.
+A carried job never waits for a round trip: the next leaves are asked for while there still are
+some. The container's own job asks for one while it is prepared. A runner without leaves goes on as
+before, with its container's cgroup for all.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ _log = logging.getLogger(__name__)
 
 
 class Leaves(Protocol):
-    """Where a batch gets a leaf for each of its jobs."""
+    """Where each job of a container gets its leaf."""
+
+    def want_one(self) -> None:
+        """Have one ready soon, for the container's own job: none may come after it."""
 
     def keep_ready(self) -> None:
         """Have some ready soon: jobs will be carried."""
@@ -58,6 +63,7 @@ class SuppliedLeaves:
         self._held: set[int] = set()
         self._ended: list[int] = []
         self._home: tuple[int, ...] = ()
+        self._wants_one = False
         self._keeps_ready = False
         self._asked = 0
         self._came = asyncio.Event()
@@ -65,11 +71,16 @@ class SuppliedLeaves:
     def make_protocol(self) -> asyncio.Protocol:
         return LeafLink(self)
 
+    def want_one(self) -> None:
+        self._wants_one = True
+        self._ask()
+
     def keep_ready(self) -> None:
         self._keeps_ready = True
         self._ask()
 
     async def take(self) -> Leaf | None:
+        self._wants_one = False
         if not self._free and self._asked:
             try:
                 async with asyncio.timeout(PATIENCE):
@@ -135,11 +146,14 @@ class SuppliedLeaves:
             self._drop_link()
 
     def _ask(self) -> None:
-        if self._link is None or not self._keeps_ready or self._asked:
+        if self._link is None or self._asked:
             return
-        if len(self._free) > _REFILL:
+        if self._keeps_ready and len(self._free) <= _REFILL:
+            self._asked = MAX_LEAVES - len(self._free)
+        elif self._wants_one and not self._free:
+            self._asked = 1
+        else:
             return
-        self._asked = MAX_LEAVES - len(self._free)
         self._came.clear()
         self._link.say(LeafOrder(want=self._asked, ended=tuple(self._ended)))
         self._ended.clear()

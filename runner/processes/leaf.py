@@ -1,4 +1,4 @@
-"""A leaf: the cgroup of one job that this runner's container carries.
+"""A leaf: the cgroup of one job of a container that carries jobs.
 
 The runner moves itself into the leaf for the time of the fork, so the job's first process is born
 there and no other program can run outside of it. To move the child between fork and exec would cost

@@ -1,9 +1,11 @@
-"""Jobs that a container carries, in real cgroups of their own."""
+"""Jobs of a container that carries jobs, in real cgroups of their own."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from shim.node.cgroups import CgroupTree, KernelTree
 from shim.tasks.steps.leaves import LeafGiver, Leaves
 from tests.doubles.engines import PlainEngine
 from tests.support.cgroup_contract import CgroupTreeContract
-from tests.unit.runner.harness import a_runner
+from tests.unit.runner.harness import a_runner, frames_of, payload
 from tests.unit.runner.test_batch import all_over, carried, opened, text_of
 from tests.unit.shim.test_steps import bench
 
@@ -31,13 +33,27 @@ class TestKernel(CgroupTreeContract):
 
 
 async def test_a_daemon_that_a_carried_job_leaves_is_found_by_its_cgroup(tmp_path: Path) -> None:
-    async with a_runner(tmp_path) as (_, client), bench(tmp_path, carries_jobs=True) as made:
+    async with a_runner(tmp_path) as (_, client), _leaves_of(tmp_path):
+        await _clean_and_dirty(client, tmp_path)
+
+
+async def test_a_daemon_that_the_container_s_own_job_leaves_is_found_by_its_cgroup(
+    tmp_path: Path,
+) -> None:
+    async with a_runner(tmp_path) as (_, client), _leaves_of(tmp_path):
+        assert not await opened(client, tmp_path, DAEMON), "a container with it is not used again"
+
+
+@asynccontextmanager
+async def _leaves_of(folder: Path) -> AsyncIterator[None]:
+    """Have the runner there get leaves; none of them is left behind."""
+    async with bench(folder, carries_jobs=True) as made:
         made.ctx.engine = PlainEngine()
-        made.ctx.task.show(runner_socket=str(tmp_path / "runner.sock"), container_id="c-t1")
+        made.ctx.task.show(runner_socket=str(folder / "runner.sock"), container_id="c-t1")
         giver = await LeafGiver.connect(made.ctx)
         assert giver is not None, "the tests of this folder run as root"
         serving = asyncio.create_task(giver.serve())
-        await _clean_and_dirty(client, tmp_path)
+        yield
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         await Leaves().undo(made.ctx)
@@ -45,11 +61,12 @@ async def test_a_daemon_that_a_carried_job_leaves_is_found_by_its_cgroup(tmp_pat
 
 
 async def _clean_and_dirty(client: RunnerClient, folder: Path) -> None:
-    await opened(client, folder)
     where = str(folder / "work")
     look = "grep -o 'fairlead-t1-[0-9]*$' /proc/self/cgroup | sort -u"
+    assert await opened(client, folder, look)
+    assert payload(frames_of((await client.logs(0)).frames)) == b"fairlead-t1-0\n"
     clean = await all_over(client, *(carried(name, look, working_dir=where) for name in "ab"))
-    assert [text_of(job) for job in clean.jobs] == [b"fairlead-t1-0\n", b"fairlead-t1-1\n"]
+    assert [text_of(job) for job in clean.jobs] == [b"fairlead-t1-1\n", b"fairlead-t1-2\n"]
     assert clean.dirty is None
     dirty = await all_over(client, carried("c", DAEMON, working_dir=where))
     assert dirty.dirty == "a process was left"

@@ -145,7 +145,7 @@ async def test_a_dockerd_that_ends_its_containers_ends_the_task_once_and_keeps_i
 async def test_a_dockerd_that_ends_its_containers_while_the_shim_is_down_charges_no_job(
     lab: KillLab, docker: DockerDaemon, *, abruptly: bool
 ) -> None:
-    lab.be(f'echo start >> "$2/starts"; trap "exit 143" TERM; {READY}; sleep 100000 & wait')
+    lab.be(f'echo start >> "$2/starts"; trap "exit 143" TERM; sleep 100000 & {READY}; wait')
     await asyncio.to_thread(lab.shim.start)
     await started(lab)
     await asyncio.to_thread(lab.shim.kill9)

@@ -30,6 +30,8 @@ from fairlead.model.sweep import SetStatus, Value, is_meant
 from fairlead.queries import SetQuery
 
 _NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+_PART = re.compile(r'(?:[^",]|"[^"]*")*')
+"""Up to a comma that is outside of double quotes."""
 
 
 _NOT_BY_ITSELF = frozenset({None, Reason.DONE_BY_RUNNER, Reason.SIBLING_FAILED})
@@ -166,7 +168,7 @@ def chosen(
         if wanted and status not in wanted:
             continue
         parameters = content.sets.at(number)
-        if all(is_meant(parameters[name], value) for name, value in conditions):
+        if all(_holds(parameters[name], value) for name, value in conditions):
             yield ListedSet(number=number, parameters=parameters, status=status, jobs=jobs)
 
 
@@ -180,6 +182,24 @@ def _status(
     return status_of(run, jobs)
 
 
+def _holds(value: Value, written: str) -> bool:
+    """Return whether this value is meant; one with a comma or a space at its end is written in
+    double quotes, and these may be a part of a value, too."""
+    quoted = len(written) > 1 and written[0] == written[-1] == '"'
+    return is_meant(value, written) or (quoted and is_meant(value, written[1:-1]))
+
+
+def _parts(which: str) -> Iterator[str]:
+    at = 0
+    while at <= len(which):
+        match = _PART.match(which, at)
+        end = at if match is None else match.end()
+        if which[end : end + 1] not in ("", ","):  # a double quote without its end
+            end = (which.find(",", end) + 1 or len(which) + 1) - 1
+        yield which[at:end].strip()
+        at = end + 1
+
+
 def _read(
     which: str | None, names: Sequence[str], total: int
 ) -> tuple[list[int] | None, list[tuple[str, str]]]:
@@ -187,7 +207,7 @@ def _read(
     `seed=3,lr=0.1` names."""
     numbers: set[int] | None = None
     conditions = []
-    for part in (one.strip() for one in (which or "").split(",")):
+    for part in _parts(which or ""):
         match = _NUMBERS.fullmatch(part)
         name, equals, value = part.partition("=")
         if match is not None:
@@ -207,7 +227,8 @@ def _read(
             conditions.append((name.strip(), value.strip()))
         elif which is not None:
             raise Invalid(
-                f"{part!r} chooses no set: give numbers such as 3,7-9, or values such as seed=3",
+                f"{part!r} chooses no set: give numbers such as 3,7-9, or values such as seed=3 "
+                f'(with a comma: name="a,b")',
                 field="which",
             )
     return None if numbers is None else sorted(numbers), conditions

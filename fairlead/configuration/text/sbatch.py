@@ -92,10 +92,11 @@ class SbatchError(Exception):
 
 
 class Converted(NamedTuple):
-    """The configuration, and sentences about what differs."""
+    """The configuration, sentences about what differs, and the line of each field that has one."""
 
     configuration: dict[str, Any]
     notes: tuple[str, ...]
+    lines: Mapping[str, int]
 
 
 def with_code(converted: Converted, folder: str) -> Converted:
@@ -103,10 +104,12 @@ def with_code(converted: Converted, folder: str) -> Converted:
     it."""
     where = posixpath.normpath(str(converted.configuration.get("working_dir", CODE_FOLDER)))
     if where not in _FOLDERS_OF_SYSTEMS:
-        return Converted({**converted.configuration, "repos": [folder]}, converted.notes)
+        return converted._replace(configuration={**converted.configuration, "repos": [folder]})
     repo = {"local_path": folder, "path": CODE_FOLDER}
     note = f"--chdir is {where}, so the code is in $SLURM_SUBMIT_DIR ({CODE_FOLDER})"
-    return Converted({**converted.configuration, "repos": [repo]}, (*converted.notes, note))
+    return converted._replace(
+        configuration={**converted.configuration, "repos": [repo]}, notes=(*converted.notes, note)
+    )
 
 
 def convert(
@@ -133,10 +136,12 @@ def convert(
             continue
         job.numbers[line.option] = line.number
         known = OPTIONS.get(line.option)
+        before = dict(job.fields)
         try:
             if known is None:
                 raise Refused(WITHOUT.get(line.option, "is not known here"))
             known(job, line.value)
+            job.took(line.number, before)
         except Refused as error:
             wrong.append(_with_position(name, line.number, line.option, error))
     try:
@@ -159,7 +164,7 @@ def convert(
         "env_style": ["slurm"],
     }
     notes = (*job.notes, *_notes_on(text, name))
-    return Converted(configuration, tuple(dict.fromkeys(notes)))
+    return Converted(configuration, tuple(dict.fromkeys(notes)), job.lines)
 
 
 def _with_position(name: str, number: int, option: str | None, error: Refused) -> str:

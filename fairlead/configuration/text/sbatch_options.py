@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from signal import Signals
 from typing import Any
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 _MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.ASCII | re.IGNORECASE)
 _GRES = re.compile(r"gpu(?::([A-Za-z][\w.-]*))?(?::(\d+))?", re.ASCII)
 _GPUS = re.compile(r"(?:([A-Za-z][\w.-]*):)?(\d+)", re.ASCII)
-_SIGNAL = re.compile(r"(?:[BR]+:)?([A-Za-z]+\d?)(?:@(\d+))?", re.ASCII)
+_SIGNAL = re.compile(r"(?:[BR]+:)?([A-Za-z]+\d?|\d{1,2})(?:@(\d+))?", re.ASCII)
 _NOW = re.compile(r"now(?:\+(\d+)(seconds?|minutes?|hours?|days?|weeks?)?)?", re.ASCII)
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+", re.ASCII)
+_NO_LIMIT = ("UNLIMITED", "INFINITE")
 _WHEN = {"afterok": "done", "afterany": "ended", "afternotok": "failed", "after": "running"}
 _ARRAY = re.compile(r"([0-9,:-]+)(?:%(\d+))?", re.ASCII)
 _ARRAY_PART = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?", re.ASCII)
@@ -39,11 +41,21 @@ class Job:
         self.notes: list[str] = []
         self.numbers: dict[str, int] = {}
         """The line of each option."""
+        self.lines: dict[str, int] = {}
+        """The line from which each field comes."""
         self.array: list[int] = []
         self.tasks: int | None = None
         self.per_cpu: int | None = None
         self.signal_before: int | None = None
         self.seconds: int | None = None
+
+    def took(self, number: int, before: Mapping[str, Any]) -> None:
+        """Note the line of the fields that are other than before; 0: the command line."""
+        for field, value in self.fields.items():
+            if before.get(field) is not value:
+                self.lines.pop(field, None)
+                if number:
+                    self.lines[field] = number
 
 
 def _name(job: Job, value: str) -> None:
@@ -140,7 +152,8 @@ def _set_gpus(job: Job, name: str | None, count: int) -> None:
 
 
 def _time(job: Job, value: str) -> None:
-    job.seconds = _seconds(value)
+    # sbatch(1): a limit of zero is none.
+    job.seconds = None if value.upper() in _NO_LIMIT else _seconds(value) or None
 
 
 def _partition(job: Job, value: str) -> None:
@@ -156,7 +169,10 @@ def _dependency(job: Job, value: str) -> None:
         if (kind not in _WHEN and kind != "aftercorr") or not runs:
             raise Refused(f"{kind} is not known: give {', '.join(_WHEN)} or aftercorr, and :RUN")
         for run in runs:
-            one = {"run": run.partition("+")[0], "when": _WHEN.get(kind, "done")}
+            name, delay, _ = run.partition("+")
+            if delay:
+                raise Refused(f"{run!r}: a delay is not known: give --begin, or no delay")
+            one = {"run": name, "when": _WHEN.get(kind, "done")}
             after.append({**one, "job": "same"} if kind == "aftercorr" else one)
     job.fields["after"] = after
 
@@ -173,7 +189,10 @@ def _signal(job: Job, value: str) -> None:
     match = _SIGNAL.fullmatch(value)
     if match is None:
         raise Refused(f"{value!r} is not NAME@SECONDS")
-    name = "SIG" + match[1].upper().removeprefix("SIG")
+    written = match[1].upper()
+    if written.isdecimal() and int(written) in set(Signals):
+        written = Signals(int(written)).name
+    name = "SIG" + written.removeprefix("SIG")
     job.signal_before = int(match[2] or 60)
     job.fields["signal"] = {"name": name, "before": job.signal_before}
 

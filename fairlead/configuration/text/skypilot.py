@@ -15,11 +15,12 @@ from fairlead.configuration.convert import ConfigurationError
 _BUCKET = re.compile(r"(?:s3|gs|r2|cos|https?)://", re.ASCII)
 _CLOUD_ONLY = frozenset(
     {
-        "accelerator_args", "any_of", "autostop", "cloud", "disk_tier", "infra", "instance_type",
-        "labels", "network_tier", "ordered", "region", "use_spot", "zone",
+        "accelerator_args", "autostop", "cloud", "disk_tier", "infra", "instance_type",
+        "labels", "network_tier", "region", "use_spot", "zone",
     }
 )  # fmt: skip
 """Fields of `resources` about clouds: nodes are added to a fleet here."""
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)i?b?", re.ASCII | re.IGNORECASE)
 
 
 class Converted(NamedTuple):
@@ -141,16 +142,35 @@ def _gpus(task: _Task, field: str, value: Any) -> None:
     task.resources["gpu"] = f"{name}:{count or 1}"
 
 
+def _alternatives(task: _Task, field: str, value: Any) -> None:
+    """Leave out alternatives that differ in their clouds alone; what they need would be lost."""
+    for number, one in enumerate(value if isinstance(value, list) else [value]):
+        if not isinstance(one, Mapping):
+            raise ConfigurationError(f"{field}[{number}]", "is not a mapping of resources")
+        needed = [str(name) for name in one if name not in _CLOUD_ONLY]
+        if needed:
+            path = f"{field}[{number}].{needed[0]}"
+            raise ConfigurationError(path, "is one of several: choose one, in `resources` itself")
+    task.notes.append(f"{field} is left out: jobs go to the nodes of a fleet")
+
+
 def _least(target: str, unit: str = "") -> Callable[[_Task, str, Any], None]:
     def put(task: _Task, field: str, value: Any) -> None:
         text = str(value)
-        if text.endswith("+"):
-            task.notes.append(f"{field}: the job gets {text[:-1]}{unit}, and no more")
-            text = text[:-1]
-        number = text.removesuffix("GB").removesuffix("x")
-        task.resources[target] = f"{number}{unit}" if unit else float(number)
+        least = text.removesuffix("+")
+        match = _SIZE.fullmatch(least.strip())
+        if match is None or (match[2] and not unit):
+            raise ConfigurationError(field, f"{text[:60]!r} is not an amount such as 4 or 4+")
+        amount = f"{match[1]}{match[2].upper()}B" if match[2] else f"{match[1]}{unit}"
+        if least != text:
+            task.notes.append(f"{field}: the job gets {amount}, and no more")
+        task.resources[target] = amount if unit else float(amount)
 
     return put
+
+
+def _max_price(task: _Task, field: str, value: Any) -> None:
+    task.fields["max_price"] = value
 
 
 def _image(task: _Task, field: str, value: Any) -> None:
@@ -163,6 +183,8 @@ def _ports(task: _Task, field: str, value: Any) -> None:
     given = value if isinstance(value, list) else [value]
     if any("-" in str(one) for one in given):
         raise ConfigurationError(field, "has a range: name each port")
+    if not all(str(one).isdecimal() for one in given):
+        raise ConfigurationError(field, "is not a port: write numbers such as 8080")
     task.fields["ports"] = [int(one) for one in given]
 
 
@@ -181,6 +203,10 @@ def _recovery(task: _Task, field: str, value: Any) -> None:
 
 _RESOURCES: Mapping[str, Callable[[_Task, str, Any], None]] = {
     "accelerators": _gpus,
+    "gpus": _gpus,
+    "any_of": _alternatives,
+    "ordered": _alternatives,
+    "max_hourly_cost": _max_price,
     "cpus": _least("cpu"),
     "memory": _least("memory", "GB"),
     "disk_size": _least("disk", "GB"),

@@ -22,6 +22,8 @@ MAX_SETS = 10_000
 MAX_NAMES = 64
 MAX_VALUE = 4096
 """Bytes of one value: it stands in an environment variable, in a command and in tables."""
+MAX_INTEGER = 10**300
+"""Python writes no integer of more than 4,300 digits, which YAML may read from hexadecimal ones."""
 MAX_BYTES = 1 << 20
 """Bytes of all sets: the whole submission may have 2 MiB."""
 NAME_ALLOWED = "a letter, then up to 63 letters, digits, underscores and hyphens"
@@ -287,6 +289,7 @@ def _value(written: object, field: str) -> Value:
     if isinstance(written, str) and _EXPONENT.fullmatch(written.strip()):
         written = float(written)
     if isinstance(written, bool | int | float):
+        _check_integer(written, field)
         return written
     if not isinstance(written, str):
         raise ConfigurationError(field, f"{shown(written)} is not a value", VALUE_ALLOWED)
@@ -313,8 +316,7 @@ def checked_sets(
                 field_of(number), f"has {len(row)} values for {len(names)} names"
             )
         for name, value in zip(names, row, strict=True):
-            is_short = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
-            if not is_short:
+            if isinstance(value, str) or not -MAX_INTEGER < value < MAX_INTEGER:
                 _check_value(value, name, field_of(number))
         checked.append(row)
     if not checked:
@@ -350,14 +352,22 @@ def _check_names(names: Sequence[str], field_of: Callable[[int], str]) -> None:
 def _check_value(value: Value, name: str, field: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigurationError(f"{field}.{name}", "is not a finite number")
+    _check_integer(value, f"{field}.{name}")
     if not isinstance(value, str):
         return
-    if value.splitlines() not in ([], [value]) or "\0" in value:
+    if "\0" in value:
+        raise ConfigurationError(f"{field}.{name}", "holds a NUL character", VALUE_ALLOWED)
+    if value.splitlines() not in ([], [value]):
         raise ConfigurationError(
             f"{field}.{name}", "holds a line break: a parameter is one line", VALUE_ALLOWED
         )
     if len(value.encode()) > MAX_VALUE:
         raise ConfigurationError(f"{field}.{name}", "is too long", VALUE_ALLOWED)
+
+
+def _check_integer(value: Value, field: str) -> None:
+    if isinstance(value, int) and abs(value) >= MAX_INTEGER:
+        raise ConfigurationError(field, "has more than 300 digits", "the same in quotes")
 
 
 def _first_twice(values: Iterable[Value | bytes]) -> int | None:

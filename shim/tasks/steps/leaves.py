@@ -1,4 +1,4 @@
-"""Gives runners leaves: cgroups below their own, one for each job that a container carries.
+"""Gives runners leaves: cgroups below their own, one for each job of a container that carries jobs.
 
 The shim connects to the runner through its own link, and serves it until one of them ends. A leaf
 holds no limit and no state, and is named by its task, whose record comes first. A note names the
@@ -207,7 +207,7 @@ def _of_container(ctx: StepContext, places: tuple[Place, ...]) -> tuple[Place, .
 
 class Leaves:
     async def do(self, ctx: StepContext) -> None:
-        """Do nothing: the runner orders leaves when it carries jobs."""
+        """Do nothing: the runner orders leaves for its jobs."""
 
     async def undo(self, ctx: StepContext) -> None:
         """Remove all leaves of the task, whose processes have ended."""

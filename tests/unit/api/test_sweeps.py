@@ -105,6 +105,28 @@ async def test_sets_are_chosen_by_number_value_and_status(api: API) -> None:
     assert await numbers(limit="2", cursor="1") == [2, 3]
 
 
+async def test_a_value_with_a_comma_is_chosen_in_double_quotes(api: API) -> None:
+    values = ["a,b", "a", '"q"', '"', " sp ", "", "x=y,z", 'say "a,b"']
+    sweep = {"matrix": {"v": values, "seed": [0, 1]}}
+    await submit(api, name="hello", configuration={**HELLO, "sweep": sweep})
+    for which, values_found in {
+        'v="a,b"': ["a,b"],
+        'v="a,b",seed=1': ["a,b"],
+        'seed=0,v="a"': ["a"],
+        'v="q"': ['"q"'],
+        'v="': ['"'],
+        'v=",seed=1': ['"'],
+        'v=" sp "': [" sp "],
+        "v=": [""],
+        'v=""': [""],
+        'v="x=y,z"': ["x=y,z"],
+        'v=say "a,b"': ['say "a,b"'],
+    }.items():
+        found = await sets(api, which=which)
+        assert list(dict.fromkeys(one["parameters"]["v"] for one in found)) == values_found, which
+        assert len(found) == (1 if "seed" in which else 2)
+
+
 @pytest.mark.parametrize(
     ("query", "error"),
     [
@@ -112,6 +134,8 @@ async def test_sets_are_chosen_by_number_value_and_status(api: API) -> None:
         ({"which": "3-1"}, (404, "not_found", "which")),
         ({"which": "size=1"}, (404, "not_found", "which")),
         ({"which": "all"}, (400, "invalid", "which")),
+        ({"which": "lr=a,b"}, (400, "invalid", "which")),
+        ({"which": 'lr="a,b'}, (400, "invalid", "which")),
         ({"which": ""}, (400, "invalid", "which")),
         ({"status": "lost"}, (400, "invalid", "status")),
         ({"cursor": "x"}, (400, "invalid", "cursor")),
@@ -186,9 +210,11 @@ def seconds_left(play: Play) -> float | None:
     return view.seconds_left
 
 
-def ten_sets() -> Play:
+def ten_sets(*, reuse_container: bool = False) -> Play:
     plan = SweepPlan(
-        sets=ParameterSets.of(["seed"], [[number] for number in range(10)]), max_parallel=4
+        sets=ParameterSets.of(["seed"], [[number] for number in range(10)]),
+        max_parallel=4,
+        reuse_container=reuse_container,
     )
     return Play(sweep=plan, groups=[Group(name="main", nodes=1)], spec=JobSpec(image="busybox"))
 
@@ -204,6 +230,18 @@ def test_the_estimate_counts_those_that_run_and_not_those_in_the_queue() -> None
     assert seconds_left(play) == 90
     play.wait(5)
     assert seconds_left(play) == 85
+
+
+def test_jobs_of_one_container_are_estimated_by_how_many_end_in_a_time() -> None:
+    """The starts and ends of a batch come together, so that each job seems to last as long."""
+    play = ten_sets(reuse_container=True)
+    for number in range(4):
+        play.to_running(number)
+    play.wait(10)
+    for number in range(4):
+        play.send(play.exited(number))
+        play.send(play.removed(number))
+    assert seconds_left(play) == 15
 
 
 def test_a_set_that_takes_longer_than_others_is_not_about_to_end() -> None:

@@ -36,6 +36,32 @@ async def test_the_output_of_each_set_is_followed_and_the_failed_ones_are_told(
         assert "lrs: failed: 1 of 2 parameter sets failed" in shown
 
 
+async def test_logs_of_chosen_sets_come_in_their_order_each_after_its_parameters(
+    start: Fairlead, node: PlayedNode, tmp_path: Path
+) -> None:
+    file = tmp_path / "lrs.yaml"
+    file.write_text(SWEEP.replace("0..1", "0..11"))
+    await of(start, "apply", str(file), "-d")
+    for number in range(12):
+        await node.runs("lrs")
+        await node.prints("lrs", b"first of %d\nlast of %d\n" % (number, number))
+        await node.ends("lrs", 0 if number == 3 else 1)
+    failed = [number for number in range(12) if number != 3]
+    shown = await of(start, "logs", "lrs", "--failed", "--tail", "1")
+    assert shown.out == b"".join(b"%d | last of %d\n" % (one, one) for one in failed), shown.err
+    told = [line.split("): ")[0] for line in shown.err.splitlines()]
+    assert told == [f"fairlead: job {one} (seed={one}" for one in failed]
+    some = await of(start, "logs", "lrs", "--jobs", "2-4")
+    lines = [b"%d | first of %d\n%d | last of %d\n" % (one, one, one, one) for one in (2, 3, 4)]
+    assert some.out == b"".join(lines)
+    assert "fairlead: job 3 (seed=3): done\n" in some.err
+    both = await of(start, "logs", "lrs", "--failed", "--jobs", "3,4", "--tail", "1")
+    assert both.out == b"4 | last of 4\n"
+    for option in ("--failed", "--jobs=3"):
+        refused = await of(start, "logs", "lrs", option, "-f")
+        assert (refused.status, "goes with" in refused.err) == (2, True)
+
+
 async def test_retry_of_an_ended_sweep_says_which_run_is_new(
     start: Fairlead, node: PlayedNode, tmp_path: Path
 ) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
 from fairlead.configuration.runs.plan import Defaults, to_run
 from fairlead.configuration.text.environment import with_environment
 from fairlead.configuration.text.sbatch import SbatchError, convert, with_code
+from fairlead.configuration.text.source import Document
 from tests.unit.configuration.sbatch_corpus import SHAPES, Shape
 
 _ALWAYS = ("commands", "shell", "env_style")
@@ -58,6 +60,12 @@ def refused(*lines: str) -> str:
         ("--time=2:30", {"max_duration": 150}),
         ("--time=1:02:03", {"max_duration": 3723}),
         ("--time 1-12:00", {"max_duration": 129600}),
+        ("--time=0", {}),
+        ("--time=UNLIMITED", {}),
+        (
+            "--signal=10@60 -t 10",
+            {"signal": {"name": "SIGUSR1", "before": 60}, "max_duration": 600},
+        ),
         ("-p gpus,big", {"fleets": ["gpus", "big"]}),
         ("--requeue", {}),
         ("--no-requeue", {"retry": False}),
@@ -103,6 +111,7 @@ def test_a_line_becomes_fields(line: str, expected: dict[str, Any]) -> None:
         ("--frobnicate=3", "job.sh:2: --frobnicate: is not known here"),
         ("--mail-type=END", "no mail is sent"),
         ("-d singleton", "singleton is not known"),
+        ("-d after:prepare+5", "job.sh:2: --dependency: 'prepare+5': a delay is not known"),
         ("-d afterok:1?afterok:2", "any of them"),
         ("--time=soon", "not a time"),
         ("--mem=much", "not a size"),
@@ -112,6 +121,31 @@ def test_a_line_becomes_fields(line: str, expected: dict[str, Any]) -> None:
 )
 def test_what_has_no_counterpart_is_refused_with_its_line(line: str, why: str) -> None:
     assert why in refused(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("-d afterok:12:13", "job.sh:3: after[0].run: '12' is neither the name nor the id"),
+        ("-d afterok:", "job.sh:3: after[0].run: '' is neither"),
+        ("--begin=16:00", "job.sh:3: begin: '16:00' is neither a time with its zone"),
+        ("--begin=2026-12-01T08:00", "job.sh:3: begin: '2026-12-01T08:00' has no time zone"),
+        ("--signal=B:KILL@60", "job.sh:3: signal.name: SIGKILL is never seen"),
+        ("--signal=99@60", "job.sh:3: signal.name: 'SIG99' is not a signal"),
+    ],
+)
+def test_what_no_field_takes_is_told_with_its_line(line: str, why: str) -> None:
+    text = f"#!/bin/bash\n#SBATCH -J train\n#SBATCH {line}\ntrue\n"
+    converted = convert(text, "job.sh")
+    document = Document(name="job.sh", data=converted.configuration, lines=dict(converted.lines))
+    with pytest.raises(ConfigurationError) as caught:
+        parse(document.data)
+    assert document.explain(caught.value).startswith(why)
+
+
+def test_a_field_of_the_command_line_has_no_line() -> None:
+    text = "#!/bin/bash\n#SBATCH -J a\n#SBATCH -t 1\n"
+    assert convert(text, "job.sh", given={"job-name": "b"}).lines == {}
 
 
 def test_all_wrong_lines_are_named_at_once() -> None:
@@ -244,7 +278,7 @@ def test_each_usual_shape_is_taken_or_refused_by_its_lines(shape: Shape) -> None
         for line, expected in zip(lines, shape.refused, strict=True):
             assert line.startswith(f"job.sh:{expected}")
         return
-    configuration, notes = convert(shape.script, "job.sh")
+    configuration, notes, _ = convert(shape.script, "job.sh")
     parse(configuration)
     beside = {name: one for name, one in configuration.items() if name not in (*_ALWAYS, "type")}
     assert beside == shape.fields

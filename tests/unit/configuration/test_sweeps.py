@@ -165,6 +165,20 @@ def rows_of(folder: Path, name: str, text: str) -> list[list[object]]:
     return found
 
 
+def test_an_integer_that_python_does_not_write_is_refused() -> None:
+    for written in ({"lr": [int("f" * 5000, 16)]}, {"lr": [1, -(10**300)]}):
+        with pytest.raises(ConfigurationError, match=r"lr\[\d\]: has more than 300 digits"):
+            sets(matrix=written)
+    assert sets(matrix={"lr": [2**64]}) == [{"lr": 2**64}]
+
+
+def test_csv_of_a_spreadsheet_has_a_mark_other_ends_of_lines_and_empty_cells(
+    tmp_path: Path,
+) -> None:
+    text = "\ufefflr,x\r\n=1+1,\r\n,-3\r\n"
+    assert rows_of(tmp_path, "p.csv", text) == [["=1+1", ""], ["", -3]]
+
+
 def test_csv_has_numbers_and_strings(tmp_path: Path) -> None:
     text = 'lr,name,on\r\n1e-3,"a, b",true\r\n007,,x\r\n'
     assert rows_of(tmp_path, "p.csv", text) == [[0.001, "a, b", True], ["007", "", "x"]]
@@ -187,6 +201,12 @@ def test_jsonl_takes_names_in_any_order(tmp_path: Path) -> None:
         ("p.csv", "lr,LR\n1,2\n", "p.csv:2.LR: gives the same variable as lr"),
         ("p.csv", "lr\n1\n1\n", "p.csv:3: is a set that there is already"),
         ("p.csv", 'lr\n"1\n', "p.csv:2 is not CSV"),
+        ("p.csv", "lr\n" + "9" * 5000, "p.csv:2.lr: is too long"),
+        ("p.csv", "lr\na\0b\n", "p.csv:2.lr: holds a NUL character"),
+        ("p.csv", 'lr,x\n"a\r\nb",1\n', "p.csv:3.lr: holds a line break"),
+        ("p.csv", "a-b,a_b\n1,2\n", "gives the same variable as a-b"),
+        ("p.csv", "lr\n" + "\n".join(map(str, range(10_001))), "has more than 10,000 sets"),
+        ("p.jsonl", '{"lr": ' + "9" * 400 + "}", "p.jsonl:1.lr: has more than 300 digits"),
         ("p.jsonl", "[1]\n", "p.jsonl:1 is not a JSON object"),
         ("p.jsonl", '{"a": 1}\n{"b": 1}\n', "p.jsonl:2 has b, not a"),
         ("p.jsonl", '{"a": [1]}\n', "p.jsonl:1 is not a JSON object"),

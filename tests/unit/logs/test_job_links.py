@@ -26,6 +26,14 @@ WANDB = "https://wandb.ai/ada/mnist/runs/1a2b3c"
             WANDB,
         ),
         (f"see {WANDB}, please", LinkKind.WANDB, WANDB),
+        (f"View run at \x1b[1;38:5:33m\x1b[4m{WANDB}\x1b[0m\x1b[K", LinkKind.WANDB, WANDB),
+        (f"\x1b]8;;{WANDB}\x1b\\View run\x1b]8;;\x1b\\", LinkKind.WANDB, WANDB),
+        (f"run: \x1b]8;id=7;{WANDB}\x07\x1b[34m{WANDB}\x1b[0m\x1b]8;;\x07.", "wandb", WANDB),
+        (
+            "View run x at: \x1b]8;;http://ml:5000/#/experiments/0/runs/0f3e\x1b\\here\x1b]8;;\x1b\\",
+            LinkKind.MLFLOW,
+            "http://ml:5000/#/experiments/0/runs/0f3e",
+        ),
         (
             "wandb: View run at http://wandb.lab.example:8080/ada/mnist/runs/x?nw=1",
             LinkKind.WANDB,
@@ -52,6 +60,7 @@ def test_the_forms_that_the_tools_print_are_found(line: str, kind: str, url: str
     [
         "View run at javascript:alert(1)//a/b/runs/c",
         "View run at file:///a/b/runs/c",
+        "View run at \x1b]8;;javascript:alert(1)//a/b/runs/c\x1b\\https://x.example\x1b]8;;\x1b\\",
         "View project at https://wandb.ai/ada/mnist",
         "View run at https://evil.example/",
         "View run at https://wandb.ai@evil.example/a/b/runs/c",

@@ -88,7 +88,7 @@ async def test_a_job_that_runs_is_stopped_when_its_code_is_there(tmp_path: Path)
         await start(client, with_files(tmp_path, old, command), old)
         missing = (await client.again(AgainRequest(number=1, submission=job))).missing
         assert missing == (hashlib.sha256(new).hexdigest(),)
-        await until_output(client, b"1")
+        await until_output(client, b"1ready")
         await again(client, 1, job, new)
         output = await until_output(client, b"2")
         assert b"saved\n" in output

@@ -1,4 +1,4 @@
-"""Each job that a container carries is in a leaf of its own, which the shim has brought."""
+"""Each job of a container that carries jobs is in a leaf of its own, which the shim has brought."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from common.processes.leaves import (
     line_of,
 )
 from fairlead.wire.runner import ExitReason
+from runner.client import RunnerClient
 from runner.job import leaves
 from runner.processes.leaf import Leaf
 from tests.support.waiting import eventually
-from tests.unit.runner.harness import a_runner
+from tests.unit.runner.harness import a_job, a_runner, exit_of, run_job
 from tests.unit.runner.test_batch import all_over, carried, code_of, opened, text_of
 
 FILES = (LeafFile.ENTER, LeafFile.KILL, LeafFile.EVENTS)
@@ -81,11 +82,22 @@ async def a_shim(folder: Path, home: Path) -> AsyncIterator[Brought]:
             await writer.wait_closed()
 
 
+async def opened_in_a_leaf(
+    shim: Brought, client: RunnerClient, folder: Path, *commands: str, **given: str
+) -> bool:
+    """Run the container's own job in the leaf 100; return whether its container may carry
+    others."""
+    assert await shim.order() == LeafOrder()
+    shim.give_home()
+    opening = asyncio.create_task(opened(client, folder, *commands))
+    assert await shim.order() == LeafOrder(want=1)
+    shim.give(100, **given)
+    return await opening
+
+
 async def test_each_job_is_born_in_its_own_leaf_and_the_runner_comes_back(tmp_path: Path) -> None:
     async with a_runner(tmp_path) as (_, client), a_shim(tmp_path / "shim", tmp_path) as shim:
-        assert await shim.order() == LeafOrder()
-        shim.give_home()
-        assert await opened(client, tmp_path)
+        assert await opened_in_a_leaf(shim, client, tmp_path)
         assert await shim.order() == LeafOrder(want=MAX_LEAVES)
         shim.give(0, 1, 2)
         where = str(tmp_path / "work")
@@ -95,16 +107,37 @@ async def test_each_job_is_born_in_its_own_leaf_and_the_runner_comes_back(tmp_pa
             carried("a3", "true", working_dir=where),
         )
         assert answer.dirty is None
-        assert [shim.text(f"{number}.enter") for number in range(3)] == ["0", "0", ""]
-        assert shim.text("home") == "00"
+        assert [shim.text(f"{number}.enter") for number in (100, 0, 1, 2)] == ["0", "0", "0", ""]
+        assert shim.text("home") == "000"
+
+
+async def test_what_the_container_s_own_job_leaves_is_found_in_its_leaf(tmp_path: Path) -> None:
+    async with a_runner(tmp_path) as (_, client), a_shim(tmp_path / "shim", tmp_path) as shim:
+        assert not await opened_in_a_leaf(shim, client, tmp_path, inside="0\n4711\n")
+        assert shim.text("100.kill") == "1"
+
+
+async def test_a_kill_for_memory_is_seen_in_the_leaf_of_the_container_s_own_job(
+    tmp_path: Path,
+) -> None:
+    async with a_runner(tmp_path) as (_, client), a_shim(tmp_path / "shim", tmp_path) as shim:
+        killed = "oom_kill 1\n"
+        assert not await opened_in_a_leaf(shim, client, tmp_path, "exit 137", events=killed)
+        assert (await exit_of(client)).reason == ExitReason.OUT_OF_MEMORY
+
+
+async def test_a_job_whose_container_carries_none_asks_for_no_leaf(tmp_path: Path) -> None:
+    async with a_runner(tmp_path) as (runner, client), a_shim(tmp_path / "shim", tmp_path) as shim:
+        assert await shim.order() == LeafOrder()
+        await run_job(client, a_job("true"))
+        await runner.close()
+        assert await shim.reader.read() == b""
 
 
 async def test_a_process_in_its_leaf_makes_a_job_dirty_and_is_killed(tmp_path: Path) -> None:
     """It has left the job's session, and its parent has ended."""
     async with a_runner(tmp_path) as (_, client), a_shim(tmp_path / "shim", tmp_path) as shim:
-        await shim.order()
-        shim.give_home()
-        await opened(client, tmp_path)
+        await opened_in_a_leaf(shim, client, tmp_path)
         shim.give(0, inside="0\n4711\n")
         answer = await all_over(client, carried("a2", "true", working_dir=str(tmp_path / "work")))
         assert code_of(answer.jobs[0]) == 0
@@ -114,9 +147,7 @@ async def test_a_process_in_its_leaf_makes_a_job_dirty_and_is_killed(tmp_path: P
 
 async def test_a_kill_for_memory_counts_for_the_job_in_whose_leaf_it_was(tmp_path: Path) -> None:
     async with a_runner(tmp_path) as (_, client), a_shim(tmp_path / "shim", tmp_path) as shim:
-        await shim.order()
-        shim.give_home()
-        await opened(client, tmp_path)
+        await opened_in_a_leaf(shim, client, tmp_path)
         shim.give(0, events="low 0\noom_kill 1\n")
         job = carried("a2", "exit 137", working_dir=str(tmp_path / "work"))
         answer = await all_over(client, job)
@@ -127,9 +158,7 @@ async def test_a_kill_for_memory_counts_for_the_job_in_whose_leaf_it_was(tmp_pat
 
 async def test_the_leaf_is_no_descriptor_of_the_job(tmp_path: Path) -> None:
     async with a_runner(tmp_path) as (_, client), a_shim(tmp_path / "shim", tmp_path) as shim:
-        await shim.order()
-        shim.give_home()
-        await opened(client, tmp_path)
+        await opened_in_a_leaf(shim, client, tmp_path)
         shim.give(0)
         job = carried("a2", "readlink /proc/$$/fd/*", working_dir=str(tmp_path / "work"))
         answer = await all_over(client, job)
@@ -171,13 +200,11 @@ async def test_a_shim_that_speaks_otherwise_is_left(tmp_path: Path, line: bytes)
 async def test_a_leaf_that_is_gone_costs_the_job_only_its_leaf(tmp_path: Path) -> None:
     """A shim that starts again removes leaves without a process: no write to them works then."""
     async with a_runner(tmp_path) as (_, client), a_shim(tmp_path / "shim", tmp_path) as shim:
-        await shim.order()
-        shim.give_home()
-        await opened(client, tmp_path)
+        await opened_in_a_leaf(shim, client, tmp_path)
         shim.send(LeafSupply(numbers=(0,), files=(LeafFile.ENTER,)), [Path("/dev/full")])
         answer = await all_over(client, carried("a2", "true", working_dir=str(tmp_path / "work")))
         assert (code_of(answer.jobs[0]), answer.dirty) == (0, None)
-        assert shim.text("home") == "0"
+        assert shim.text("home") == "00"
 
 
 @pytest.mark.parametrize("home", ["/dev/full", None])
@@ -206,9 +233,7 @@ def test_a_leaf_that_the_runner_could_not_leave_is_not_killed_as_a_whole(
 async def test_the_next_shim_hears_which_leaf_has_a_job(tmp_path: Path) -> None:
     async with a_runner(tmp_path) as (_, client):
         async with a_shim(tmp_path / "shim", tmp_path) as first:
-            await first.order()
-            first.give_home()
-            await opened(client, tmp_path)
+            await opened_in_a_leaf(first, client, tmp_path)
             assert (await first.order()).want == MAX_LEAVES
             first.give(7, 8)
             go = tmp_path / "go"
@@ -233,10 +258,8 @@ async def test_leaves_are_asked_for_before_the_last_is_taken(
 ) -> None:
     monkeypatch.setattr(leaves, "_REFILL", 1)
     async with a_runner(tmp_path) as (_, client), a_shim(tmp_path / "shim", tmp_path) as shim:
-        await shim.order()
-        shim.give_home()
-        await opened(client, tmp_path)
+        await opened_in_a_leaf(shim, client, tmp_path)
         await shim.order()
         shim.give(0, 1)
         await all_over(client, carried("a2", "true", working_dir=str(tmp_path / "work")))
-        assert await shim.order() == LeafOrder(want=MAX_LEAVES - 1, ended=(0,))
+        assert await shim.order() == LeafOrder(want=MAX_LEAVES - 1, ended=(100, 0))

@@ -19,6 +19,7 @@ from fairlead.cli import follow, output
 from fairlead.cli.durations import seconds_of
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.cli.follow import next_of, of_what_is_kept
+from fairlead.cli.log_ahead import stored_logs
 from fairlead.cli.log_start import Start, tail_of
 from fairlead.documents.jobs import JobView
 from fairlead.documents.runs import RunView
@@ -44,10 +45,13 @@ def logs(
     timestamps: bool = False,
     all_jobs: bool = False,
     failed: bool = False,
+    jobs: str | None = None,
 ) -> int:
     """Print the log of a run, or of one job. Return the exit status. Raises CliError."""
-    if failed and (job_ or job or attempt or all_jobs or follow or offset):
-        raise CliError("--failed goes with --tail, --since and --timestamps alone", EXIT_USAGE)
+    of_sets = failed or jobs is not None
+    if of_sets and (job_ or job or attempt or all_jobs or follow or offset):
+        option = "--failed" if failed else "--jobs"
+        raise CliError(f"{option} goes with --tail, --since and --timestamps alone", EXIT_USAGE)
     if all_jobs and (job_ or job or attempt):
         raise CliError("give either --all-jobs or one job", EXIT_USAGE)
     start = Start(tail=tail_of(tail), since=moment_of(since, time.time()))
@@ -56,8 +60,8 @@ def logs(
     if offset < 0:
         raise CliError(f"--offset: {offset} is less than 0", exit_status=2)
     client = settings.client()
-    if failed:
-        _of_failed(client, run, start, timestamps=timestamps)
+    if of_sets:
+        _of_sets(client, run, jobs, start, failed=failed, timestamps=timestamps)
         return 0
     key = job_ or job
     outages = Outages(output.note)
@@ -103,20 +107,34 @@ def moment_of(text: str | None, now: float) -> float | None:
     return now - seconds
 
 
-def _of_failed(client: ControllerClient, run: str, start: Start, *, timestamps: bool) -> None:
-    """Print the log of each failed set's attempt that decided."""
+def _of_sets(
+    client: ControllerClient,
+    run: str,
+    which: str | None,
+    start: Start,
+    *,
+    failed: bool,
+    timestamps: bool,
+) -> None:
+    """Print the log of each chosen set's attempt that decided."""
     from fairlead.model.sweep import SetStatus
     from fairlead.sweeps import all_sets, outcome_of, written
 
-    for one in all_sets(client, run, status=SetStatus.FAILED):
-        if one.attempt_id is None:
-            continue
-        output.note(f"job {one.number} ({written(one)}): {one.message or outcome_of(one)}")
-        frames = _frames(client, run, one.attempt_id, None, start)
-        writer = output.log_writer(str(one.number), alone=False, timestamps=timestamps)
-        for frame in of_what_is_kept(frames, output.note):
-            writer.write(frame)
-        writer.close()
+    # A retry may give the name to another run meanwhile.
+    run_id = client.run(run).id
+    chosen = all_sets(client, run_id, which, SetStatus.FAILED if failed else None)
+    wanted = ((one, one.attempt_id) for one in chosen if one.attempt_id is not None)
+    for one, frames in stored_logs(client, run_id, start, wanted):
+        about = one.message or outcome_of(one) or one.status
+        output.note(f"job {one.number} ({written(one)}): {about}")
+        _write(frames, str(one.number), timestamps)
+
+
+def _write(frames: Iterator[Frame], name: str, timestamps: bool) -> None:
+    writer = output.log_writer(name, alone=False, timestamps=timestamps)
+    for frame in of_what_is_kept(frames, output.note):
+        writer.write(frame)
+    writer.close()
 
 
 def _is_over(run: RunView) -> bool:
@@ -144,17 +162,15 @@ def _of_all(
 ) -> None:
     """Print each job's latest attempt: stored logs job by job (`outages` None), followed logs as
     they come."""
-    works = [
-        partial(_carry, client, run.id, job, outages, start, timestamps)
-        for job in run.jobs
-        if job.attempts
-    ]
+    works = [job for job in run.jobs if job.attempts]
     if outages is None:
-        for work in works:
-            work()
+        wanted = ((job_name(job), job.attempts[-1].id) for job in works)
+        for name, frames in stored_logs(client, run.id, start, wanted):
+            _write(frames, name, timestamps)
         return
     ended: SimpleQueue[BaseException | None] = SimpleQueue()
-    for work in works:
+    for job in works:
+        work = partial(_carry, client, run.id, job, outages, start, timestamps)
         threading.Thread(target=_guarded, args=(work, ended), daemon=True).start()
     for _ in works:
         error = next_of(ended)
@@ -176,30 +192,24 @@ def _carry(
     client: ControllerClient,
     run_id: str,
     job: JobView,
-    outages: Outages | None,
+    outages: Outages,
     start: Start,
     timestamps: bool,
 ) -> None:
-    """Print one log; `outages` None: only what is stored now."""
-    attempt_id = job.attempts[-1].id
-    writer = output.log_writer(job_name(job), alone=False, timestamps=timestamps)
-    for frame in of_what_is_kept(_frames(client, run_id, attempt_id, outages, start), output.note):
-        writer.write(frame)
-    writer.close()
+    """Print one log as it comes."""
+    frames = _frames(client, run_id, job.attempts[-1].id, outages, start)
+    _write(frames, job_name(job), timestamps)
 
 
 def _frames(
-    client: ControllerClient, run_id: str, attempt_id: str, outages: Outages | None, start: Start
+    client: ControllerClient, run_id: str, attempt_id: str, outages: Outages, start: Start
 ) -> Iterator[Frame]:
-    """Yield the frames of one log from its start on."""
+    """Yield the frames of one log from its start on, as they come."""
     at = 0
     if start.is_given:
         stored = partial(client.stored_frames, run_id, attempt=attempt_id)
         at = _offset_of(client, run_id, start, stored, outages)
-    if outages is None:
-        yield from unread(client.stored_frames(run_id, attempt=attempt_id, offset=at), at)
-    else:
-        yield from follow_log(client, run_id, attempt_id, at, outages)
+    yield from follow_log(client, run_id, attempt_id, at, outages)
 
 
 def _offset_of(

@@ -23,6 +23,7 @@ def logs(
     timestamps: Annotated[bool, Parameter(name=["-t", "--timestamps"], negative=())] = False,
     all_jobs: Annotated[bool, Parameter(negative=())] = False,
     failed: Annotated[bool, Parameter(negative=())] = False,
+    jobs: str | None = None,
 ) -> int:
     """Show a run's log: stdout on stdout, stderr on stderr. With several jobs, each line begins
     with its job's name.
@@ -50,6 +51,9 @@ def logs(
         Show the output of all jobs; the default without JOB.
     failed
         Show the output of the parameter sets of a sweep that failed, each after its parameters.
+    jobs
+        The same of parameter sets by their numbers (3,7-9) or values (seed=3); with --failed, of
+        those among them that failed.
     """
     return log_reading.logs(
         run,
@@ -63,4 +67,5 @@ def logs(
         timestamps=timestamps,
         all_jobs=all_jobs,
         failed=failed,
+        jobs=jobs,
     )

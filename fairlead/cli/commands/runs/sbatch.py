@@ -109,5 +109,5 @@ def _read(
         raise InvalidConfiguration(str(error)) from None
     if code is not None:
         converted = sbatch_text.with_code(converted, str(code.resolve()))
-    document = Document(name=str(script), data=converted.configuration, lines={})
+    document = Document(name=str(script), data=converted.configuration, lines=dict(converted.lines))
     return document, converted.notes

@@ -160,7 +160,8 @@ def _sweep(sweep: SweepPlanView) -> str:
     limit = "as many at once as there is room for"
     if sweep.parallel is not None:
         limit = f"{at_once:,} at once at most"
-    text = f"a sweep of {sweep.sets:,} parameter sets, {limit}"
+    sets = f"{sweep.sets:,} parameter {'set' if sweep.sets == 1 else 'sets'}"
+    text = f"a sweep of {sets}, {limit}"
     if not sweep.reuse_container:
         return text
     jobs = f"about {sweep.sets / at_once:,.0f} in each" if sweep.parallel else "one after another"
