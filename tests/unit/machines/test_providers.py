@@ -20,6 +20,7 @@ from controller.clouds.base import (
     Unauthorized,
     each_region,
     keep_reading,
+    open_to_others,
 )
 from controller.clouds.catalog import Catalog, MachineType, Reading, completed, with_older
 from controller.daemon.providers import Catalogs
@@ -101,7 +102,9 @@ async def test_a_check_tells_what_does_not() -> None:
     service, _ = service_of(cloud)
     cloud.fails["offers"] = [Unauthorized("the key is not valid")]
     (only,) = await service.check("lab", ADMIN)
-    assert only.fault == "the key is not valid"
+    assert only.fault == (
+        "the key is not valid: see to the credentials of `providers.lab` and to their rights"
+    )
     cloud.fails["list"] = [CloudAway("a page is missing")]
     assert [one.fault for one in await service.check("lab", ADMIN)] == [None, "a page is missing"]
     cloud.fails["list"] = [ValueError("canary")]
@@ -109,6 +112,19 @@ async def test_a_check_tells_what_does_not() -> None:
     assert fault.fault == "internal error (ValueError); see the log"
     (_, none) = await service_of(MemoryCloud())[0].check("lab", ADMIN)
     assert none.fault is not None
+
+
+def test_a_file_of_credentials_that_others_may_read_is_named_with_its_field(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    assert open_to_others("hz", "token_file", None) == []
+    assert open_to_others("hz", "token_file", file) == []
+    file.touch(mode=0o600)
+    assert open_to_others("hz", "token_file", file) == []
+    file.chmod(0o644)
+    (found,) = open_to_others("hz", "token_file", file)
+    assert (found.what, found.fault) == (f"file {file}", None)
+    fix = f"chmod 600 {file}"
+    assert found.note == f"providers.hz.token_file: others of this host may read it: {fix}"
 
 
 async def test_a_check_names_the_offers_that_are_not_known_and_the_account() -> None:
