@@ -665,6 +665,15 @@ def test_users_and_the_installation_have_budgets(
     assert why is None or told[0].startswith(why)
 
 
+def test_two_fleets_bring_a_user_not_above_his_budget() -> None:
+    cluster = Cluster(fleets=(fleet("one"), fleet("two")))
+    for name in ("one", "two"):
+        cluster.submit(name, fleets=(name,), cpu=4.0)
+    found = look(cluster, shop(offer(), spending=Spending(each_user=Budget(per_hour=1.5))))
+    assert [(one.fleet, one.user) for one in found.orders] == [("one", "ada")]
+    assert len(look(cluster, shop(offer())).orders) == 2
+
+
 def test_what_was_bought_for_a_user_counts_from_its_order() -> None:
     spending = Spending(each_user=Budget(per_hour=1.5))
     found = look(
