@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -25,12 +26,14 @@ from controller.clouds.base import (
 from controller.clouds.catalog import Catalog, MachineType, Reading, completed, with_older
 from controller.daemon.providers import Catalogs
 from controller.lifecycle.machines.life import Place
-from controller.lifecycle.machines.model import Machine
+from controller.lifecycle.machines.model import Machine, MachineStatus
+from controller.lifecycle.machines.reconcile import Orphan
 from controller.machines.manager import MachineManager, MachineSettings
 from controller.machines.trial import Trial
 from controller.pipelines.rentals import Pinned
 from controller.scheduling.index import CapacityIndex
 from controller.service.machines.providers import ProviderService
+from controller.service.machines.rented import RentedService
 from controller.store.accounts import User
 from fairlead.documents.providers import CatalogSource
 from fairlead.model.spec import Role
@@ -69,6 +72,27 @@ def service_of(cloud: MemoryCloud, *machines: Machine) -> tuple[ProviderService,
         is_empty=is_empty,
     )
     return ProviderService(system_chance(), ManualClock(), manager), manager
+
+
+async def test_orphans_and_ends_that_fail_are_numbers_to_alert_by() -> None:
+    ending = machine(status=MachineStatus.TERMINATING, terminating_at=NOW)
+    _, manager = service_of(cheap_and_dear(), ending, machine("m2"))
+    manager.workers["lab"].orphans = (
+        Orphan(provider="lab", instance_id="i-1", machine_id=None, created_at=NOW, seen_at=NOW),
+    )
+    pipeline: Any = SimpleNamespace(rentals=manager._rentals)
+    fleets: Any = None
+    rented = RentedService(pipeline, fleets, ManualClock(NOW + 90.0), manager)
+    found = {
+        sample.name: (sample.labels, sample.value)
+        for family in rented.numbers()
+        for sample in family.samples
+    }
+    assert found == {
+        "fairlead_machine_orphans": ({"provider": "lab"}, 1.0),
+        "fairlead_machines_ending_seconds": ({"provider": "lab"}, 90.0),
+    }
+    assert list(RentedService(pipeline, fleets, ManualClock(), None).numbers()) == []
 
 
 def trial_of(cloud: MemoryCloud, **more: Any) -> Trial:
