@@ -514,7 +514,8 @@ def test_a_refusal_is_told_with_the_providers_words() -> None:
     market.penalties.add(only, MachineEnd.REFUSED, NOW, message="there is no such image")
     assert sentences(look(waiting(1), market)) == {
         "the provider of fleet burst has refused small in north-1 (on demand, 1 an hour): "
-        f"there is no such image; the next try is at {shown(NOW + 600)}"
+        "there is no such image (an admin's `fairlead provider check` tries what orders need); "
+        f"the next try is at {shown(NOW + 600)}"
     }
 
 
