@@ -152,7 +152,13 @@ class CostService:
             return []
         found = await self._store.costs_of_days(_day_name(start))
         has_records = start >= now - MACHINES_SECONDS
-        return [one for one in found if not has_records or time_of_day(one.day) >= start]
+        return [
+            one
+            for one in found
+            # A clock that went wrong has summed up days that are to come.
+            if time_of_day(one.day) + DAY_SECONDS <= now
+            and (not has_records or time_of_day(one.day) >= start)
+        ]
 
     async def _sums_of(self, day: float) -> tuple[CostOfDay, ...]:
         found: dict[tuple[str | None, ...], CostOfDay] = {}

@@ -143,6 +143,18 @@ async def test_sums_are_removed_after_their_time_and_a_controller_without_machin
     assert {one.day[:4] for one in await installation.store.costs_of_days("")} == {"2024"}
 
 
+async def test_days_that_a_wrong_clock_summed_up_count_only_once_they_are_over(
+    installation: Installation,
+) -> None:
+    installation.clock.time -= 26 * HOUR
+    before = await installation.rows(30)
+    assert [one.hours for one in before] == [4.0, 4.0]
+    installation.clock.time += 40 * HOUR
+    await installation.costs.settle()
+    installation.clock.time -= 40 * HOUR
+    assert await installation.rows(30) == before
+
+
 def test_what_no_whole_day_has_is_asked_of_the_records() -> None:
     days = [time_of_day(day) for day in ("2023-11-15", "2023-11-16", "2023-11-18")]
     assert iso(days[0]) == "2023-11-15T00:00:00.000Z"
