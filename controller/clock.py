@@ -99,6 +99,11 @@ def month_began(time: float) -> float:
     return month.timestamp()
 
 
+def time_of_day(day: str) -> float:
+    """Return the start of a UTC day such as 2026-01-31 (Unix seconds)."""
+    return datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()
+
+
 def months_between(start: float, end: float) -> list[float]:
     """Return the starts of the UTC months that have a part between two times, the oldest first."""
     found = [month_began(end)]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import stat
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
 import msgspec
@@ -246,6 +248,9 @@ async def answer_of(provider: str, call: Awaitable[T]) -> T:
     machines, and its outcome is unknown."""
     try:
         return await call
+    except Unauthorized as error:
+        fix = f"see to the credentials of `providers.{provider}` and to their rights"
+        raise Unauthorized(f"{error}: {fix}") from error
     except CloudError:
         raise
     # A cloud's library, or a program of the operator, can raise anything.
@@ -253,6 +258,17 @@ async def answer_of(provider: str, call: Awaitable[T]) -> T:
         log.exception("internal error: provider %s", provider)
         # The text of a library's error may show what it was given: user-data, or a token.
         raise CloudAway(f"internal error ({type(error).__name__}); see the log") from error
+
+
+def open_to_others(name: str, field: str, file: Path | None) -> list[Examined]:
+    """Return a note if the file with credentials that this field of the provider names may be read
+    by other accounts of this host."""
+    try:
+        is_open = file is not None and bool(file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+    except OSError:
+        return []
+    note = f"providers.{name}.{field}: others of this host may read it: chmod 600 {file}"
+    return [Examined(what=f"file {file}", note=note)] if is_open else []
 
 
 async def account_or_none(provider: str, cloud: Cloud) -> str | None:

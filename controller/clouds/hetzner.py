@@ -29,6 +29,7 @@ from controller.clouds.base import (
     Refused,
     Throttled,
     Unauthorized,
+    open_to_others,
 )
 from controller.clouds.rest import Rest
 from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
@@ -319,7 +320,8 @@ class HetznerCloud:
         return None
 
     async def examine(self) -> Sequence[Examined]:
-        return [*await self._never_rented(), await self._image_there()]
+        exposed = open_to_others(self._name, "token_file", self._config.token_file)
+        return [*exposed, *await self._never_rented(), await self._image_there()]
 
     async def _never_rented(self) -> list[Examined]:
         """Return what the controller's file names in vain."""

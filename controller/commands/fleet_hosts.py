@@ -28,6 +28,7 @@ from fairlead.cli import output
 from fairlead.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.text.source import Document
+from fairlead.errors import ApiError
 
 
 def apply_fleet(
@@ -43,10 +44,10 @@ def apply_fleet(
     api = NodesApi(settings.client())
     # Hosts need what is packed for them: without it nothing is to be changed.
     packed = find_bundle(bundle) if wish.hosts else None
-    changed = api.make_fleet(wish.name, wish.placement, wish.attributes, wish.machines, wish.budget)
-    if wish.images is not None and api.set_images(wish.name, wish.images, wish.registry_auth):
-        many = f"pull {len(wish.images)} images ahead" if wish.images else "pull no images ahead"
-        changed.append(f"the nodes of fleet {wish.name} {many}")
+    try:
+        changed = _make_fleet(wish, api)
+    except ApiError as error:
+        raise _in_its_file(error, document) from None
     terminal = TerminalProgress(asks=not yes)
     outcomes = [] if packed is None else _make_nodes(wish, packed, api, terminal, upgrade=upgrade)
     if json:
@@ -55,6 +56,24 @@ def apply_fleet(
     else:
         _show(wish, changed, outcomes, api)
     return EXIT_FAILED if any(outcome.error for outcome in outcomes) else 0
+
+
+def _make_fleet(wish: FleetWish, api: NodesApi) -> list[str]:
+    """Return the changes. Raises ApiError."""
+    changed = api.make_fleet(wish.name, wish.placement, wish.attributes, wish.machines, wish.budget)
+    if wish.images is not None and api.set_images(wish.name, wish.images, wish.registry_auth):
+        many = f"pull {len(wish.images)} images ahead" if wish.images else "pull no images ahead"
+        changed.append(f"the nodes of fleet {wish.name} {many}")
+    return changed
+
+
+def _in_its_file(error: ApiError, document: Document) -> Exception:
+    """Return the refusal of a field with the file and its line."""
+    if error.code != "invalid" or not error.field:
+        return error
+    message = str(error).removeprefix(f"{error.field}: ")
+    wrong = ConfigurationError(error.field, message)
+    return CliError(document.explain(wrong), EXIT_USAGE)
 
 
 def _make_nodes(

@@ -15,7 +15,8 @@ from controller.lifecycle.model import RunState
 from controller.retention import Retention
 from controller.service import Stores
 from controller.service.jobs.metric_sampler import MetricSampler
-from controller.store.errors import StoreUnavailable
+from controller.service.machines.costs import CostService
+from controller.store.errors import LeaseLost, StoreError, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ async def run(options: Options, opened: Opened, leading: Leading) -> None:
             group.create_task(keep_lease(stores.store, every, leading), name="lease")
             group.create_task(_tidy_blobs(opened.assembly, stores), name="blobs")
             group.create_task(retention.run(), name="retention")
+            group.create_task(_settle_costs(service.costs), name="costs")
             group.create_task(sampler.run(), name="metrics")
             group.create_task(stores.logs.join_ended(), name="logs")
             if opened.shipper is not None:
@@ -64,4 +66,16 @@ async def _tidy_blobs(assembly: Assembly, stores: Stores) -> None:
         # Tidying is repeated: a disk or database that is away for now is no reason to stop.
         except (OSError, StoreUnavailable) as error:
             log.warning("expired uploads could not be removed: %s", error)
+        await asyncio.sleep(TIDYING_SECONDS)
+
+
+async def _settle_costs(costs: CostService) -> None:
+    """Raises LeaseLost."""
+    while True:
+        try:
+            await costs.settle()
+        except LeaseLost:
+            raise
+        except StoreError as error:
+            log.warning("what machines have cost could not be summed up: %s", error)
         await asyncio.sleep(TIDYING_SECONDS)

@@ -70,7 +70,8 @@ class NoCapacity(_Reason, frozen=True, kw_only=True, tag="no_capacity"):
 
     def sentence(self) -> str:
         shown = ", ".join(self.tried[:3]) + (", …" if len(self.tried) > 3 else "")
-        why = "" if self.detail is None else f": {self.detail}"
+        check = "an admin's `fairlead provider check` tries what orders need"
+        why = "" if self.detail is None else f": {self.detail} ({check})"
         return (
             f"the provider of fleet {self.fleet} has refused {shown}{why}; the next try is at "
             f"{_time_of_day(self.next_at)}{_also(self.unknown)}"

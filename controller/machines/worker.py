@@ -462,6 +462,7 @@ class Worker:
 
     async def _find_places(self) -> None:
         """Ask for addresses of machines that have none yet, all with one call."""
+        told = ""
         while True:
             await asyncio.sleep(DESCRIBE_EVERY_SECONDS)
             self.look()
@@ -478,8 +479,11 @@ class Worker:
             try:
                 described = await self._answer(self._cloud.describe(list(wanted)))
             except CloudError as error:
-                log.info("provider %s tells no addresses: %s", self._provider, error)
+                if str(error) != told:
+                    log.info("provider %s tells no addresses: %s", self._provider, error)
+                told = str(error)
                 continue
+            told = ""
             for instance_id, state in described.items():
                 if state.place is not None and instance_id in wanted:
                     self._desk.post(

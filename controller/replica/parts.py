@@ -9,6 +9,7 @@ from typing import cast
 
 from controller.gateways.manager import GatewayManager
 from controller.gateways.session import GatewaySession
+from controller.lifecycle.machines.cost import DayCosts
 from controller.lifecycle.model import Attempt, RunState
 from controller.links.base import NodeConnection
 from controller.replica.alone import Absent, NeedsLeader, ask_leader
@@ -59,6 +60,10 @@ class FollowedStore:
     ) -> list[tuple[str, Attempt]]:
         async with self._moment() as moment:
             return await moment.attempts_on(node_ids, since, limit)
+
+    async def costs_of_days(self, first: str) -> list[DayCosts]:
+        async with self._moment() as moment:
+            return await moment.costs_of_days(first)
 
     async def peers(self) -> Sight | None:
         async with self._moment() as moment:

@@ -142,7 +142,11 @@ class ControllerService:
         self.blobs = BlobService(stores.blobs)
         self.metric_history = metric_history
         self.numbers = ControllerNumbers(
-            pipeline, clock, stores.outputs, stores.logs, parts.numbers
+            pipeline,
+            clock,
+            stores.outputs,
+            stores.logs,
+            (*parts.numbers, lambda: self.rented.numbers()),
         )
         self._of_accounts(pipeline, store, vault, live_runs)
         self.gateways = GatewayService(

@@ -10,6 +10,7 @@ import msgspec
 
 from controller.lifecycle.events import Event
 from controller.lifecycle.inventory import NodeAddress
+from controller.lifecycle.machines.cost import DayCosts
 from controller.lifecycle.machines.model import Machine
 from controller.lifecycle.model import Allocation, Attempt, Fleet, Node, RunState, Use
 from controller.store.accounts import ServiceKey, StoredSecret, StoredToken, User
@@ -20,6 +21,8 @@ USE_SECONDS = 10 * 86400.0
 """Use that lies farther back weighs less than a thousandth, with a half-life of a day."""
 MACHINES_SECONDS = 35 * 86400.0
 """How long a controller needs ended machines: the budget of a month counts them."""
+COSTS_SECONDS = 400 * 86400.0
+"""How long the sums of days are kept: a year, and the months in which it begins and ends."""
 
 
 class Store(Protocol):
@@ -65,6 +68,10 @@ class Store(Protocol):
     ) -> list[tuple[str, Attempt]]:
         """Return the attempts that these nodes had at this Unix time or later, the newest first,
         each with the id of its run."""
+
+    async def costs_of_days(self, first: str) -> list[DayCosts]:
+        """Return the sums that are kept of this day (such as 2026-01-31) and later ones, the oldest
+        first. Raises StoreUnavailable."""
 
     async def attempts(self, run_id: str, query: AttemptQuery) -> list[Attempt]:
         """Return the stored attempts of this run, oldest first; `job` is the id of a job, and none
@@ -205,6 +212,9 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     gateways: tuple[Gateway, ...] = ()
     removed_gateways: tuple[str, ...] = ()
     catalogs: tuple[StoredCatalog, ...] = ()
+    costs: tuple[DayCosts, ...] = ()
+    costs_before: str | None = None
+    """The sums of days before this one are removed."""
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):

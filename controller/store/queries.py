@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from controller.lifecycle.attempts.allocations import use_of
+from controller.lifecycle.machines.cost import DayCosts
 from controller.lifecycle.machines.model import Machine
 from controller.lifecycle.model import (
     Allocation,
@@ -30,6 +31,7 @@ from controller.store.rows import (
     ALLOCATION,
     ATTEMPT,
     CATALOG,
+    COSTS,
     EVENT,
     FLEET,
     GATEWAY,
@@ -485,3 +487,9 @@ def attempts_on(
     query = query.order_by(_attempts.submitted_at.desc(), _attempts.id.desc()).limit(limit)
     rows = connection.execute(query).mappings()
     return [(row["run_id"], ATTEMPT.value(row)) for row in rows]
+
+
+def costs_of_days(connection: sa.Connection, first: str) -> list[DayCosts]:
+    day = schema.cost_days.c.day
+    query = sa.select(schema.cost_days).where(day >= first).order_by(day)
+    return list(map(COSTS.value, _rows(connection, query)))

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import sqlalchemy as sa
 
+from controller.lifecycle.machines.cost import DayCosts
 from controller.lifecycle.model import Attempt, RunState
 from controller.store import queries, schema
 from controller.store.accounts import ServiceKey, StoredToken, User
@@ -210,6 +211,9 @@ class Moment:
         return await self._read(
             lambda connection: queries.attempts_on(connection, node_ids, since, limit)
         )
+
+    async def costs_of_days(self, first: str) -> list[DayCosts]:
+        return await self._read(lambda connection: queries.costs_of_days(connection, first))
 
     async def beginning(self, now: float) -> stored.Beginning:
         """Return all that is live. `now`: Unix seconds."""

@@ -10,6 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from controller.lifecycle.events import Event
+from controller.lifecycle.machines.cost import DayCosts
 from controller.lifecycle.machines.model import Machine
 from controller.lifecycle.model import (
     Allocation,
@@ -183,6 +184,7 @@ SERVICE_KEY = RowCodec(ServiceKey, schema.service_keys)
 SECRET = RowCodec(StoredSecret, schema.secrets)
 GATEWAY = RowCodec(Gateway, schema.gateways)
 CATALOG = RowCodec(StoredCatalog, schema.catalogs)
+COSTS = RowCodec(DayCosts, schema.cost_days)
 EVENT = RowCodec(Event, schema.events)
 
 

@@ -12,7 +12,7 @@ from controller.store.errors import StoreUnusable
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = "0012"
+SCHEMA_VERSION = "0013"
 CONTROLLERS_SINCE = "0007"
 """The first version with the table of controllers."""
 metadata = sa.MetaData(
@@ -142,6 +142,12 @@ catalogs = sa.Table(
     "catalogs",
     metadata,
     _id("name"),
+    _rest(),
+)
+cost_days = sa.Table(
+    "cost_days",
+    metadata,
+    _id("day"),
     _rest(),
 )
 turns = sa.Table(

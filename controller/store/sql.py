@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
 
+from controller.lifecycle.machines.cost import DayCosts
 from controller.lifecycle.model import Attempt, RunState
 from controller.store import queries, schema, writes
 from controller.store.base import USE_SECONDS, Boot, Changes, Sight, Snapshot, StoredEvent
@@ -297,6 +298,9 @@ class SqlStore:
         return await self._read(
             lambda connection: queries.attempts_on(connection, node_ids, since, limit)
         )
+
+    async def costs_of_days(self, first: str) -> list[DayCosts]:
+        return await self._read(lambda connection: queries.costs_of_days(connection, first))
 
     async def attempts(self, run_id: str, query: AttemptQuery) -> list[Attempt]:
         return await self._read(lambda connection: queries.attempts(connection, run_id, query))

@@ -20,6 +20,7 @@ from controller.store.rows import (
     ALLOCATION,
     ATTEMPT,
     CATALOG,
+    COSTS,
     EVENT,
     FLEET,
     GATEWAY,
@@ -115,6 +116,10 @@ def write(connection: sa.Connection, changes: Changes) -> None:
     _upsert(connection, GATEWAY, "name", changes.gateways)
     delete(connection, schema.gateways.c.name, changes.removed_gateways)
     _upsert(connection, CATALOG, "name", changes.catalogs)
+    _upsert(connection, COSTS, "day", changes.costs)
+    if changes.costs_before is not None:
+        old = schema.cost_days.c.day < changes.costs_before
+        connection.execute(sa.delete(schema.cost_days).where(old))
     if changes.events:
         rows = [EVENT.row(event) for event in changes.events]
         connection.execute(schema.events.insert(), rows)

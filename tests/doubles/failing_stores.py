@@ -6,6 +6,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Collection
 
+from controller.lifecycle.machines.cost import DayCosts
 from controller.lifecycle.model import Attempt, RunState
 from controller.store.base import Boot, Changes, Sight, Snapshot, Store, StoredEvent
 from controller.store.errors import LeaseLost, StoreRefused, StoreUnavailable
@@ -46,6 +47,9 @@ class _Around:
         self, node_ids: Collection[str], *, since: float, limit: int = 1000
     ) -> list[tuple[str, Attempt]]:
         return await self._inner.attempts_on(node_ids, since=since, limit=limit)
+
+    async def costs_of_days(self, first: str) -> list[DayCosts]:
+        return await self._inner.costs_of_days(first)
 
     async def peers(self) -> Sight | None:
         return await self._inner.peers()

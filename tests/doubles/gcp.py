@@ -124,6 +124,7 @@ class GcpDouble:
             "token_uri": f"{self.url}/token",
         }
         path.write_text(json.dumps(content))
+        path.chmod(0o600)
         return path
 
     def app(self) -> web.Application:

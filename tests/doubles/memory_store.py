@@ -15,6 +15,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from controller.lifecycle.attempts.allocations import use_of
+from controller.lifecycle.machines.cost import DayCosts
 from controller.lifecycle.machines.model import Machine
 from controller.lifecycle.model import (
     Allocation,
@@ -131,6 +132,7 @@ class MemoryDatabase:
         self.gateways: dict[str, Gateway] = {}
         self.machines: dict[str, Machine] = {}
         self.catalogs: dict[str, StoredCatalog] = {}
+        self.costs: dict[str, DayCosts] = {}
         self.events: list[StoredEvent] = []
         self.last_seq = 0
         self.sight: Sight | None = None
@@ -218,6 +220,10 @@ class MemoryStore:
         _put(database.nodes, changes.nodes, changes.removed_nodes)
         database.machines.update(changes.machines)
         database.catalogs.update({one.name: one for one in changes.catalogs})
+        database.costs.update({one.day: one for one in changes.costs})
+        database.costs = {
+            day: one for day, one in database.costs.items() if day >= (changes.costs_before or "")
+        }
         _put(database.users, {user.name: user for user in changes.users}, changes.removed_users)
         orphans = [
             token.id for token in database.tokens.values() if token.user in changes.removed_users
@@ -383,6 +389,10 @@ class MemoryStore:
         ]
         found.sort(key=lambda pair: (pair[1].submitted_at, pair[1].id), reverse=True)
         return found[:limit]
+
+    async def costs_of_days(self, first: str) -> list[DayCosts]:
+        days = self._opened().costs
+        return [days[day] for day in sorted(days) if day >= first]
 
     def _owner(self, run_id: str) -> str | None:
         state = self._opened().runs.get(run_id)

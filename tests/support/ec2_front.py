@@ -12,7 +12,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
 from urllib.parse import parse_qsl, urlencode
@@ -107,6 +107,9 @@ class Ec2Front:
         self.spot_prices: dict[str, float] = {}
         """The present price of a spot machine by type in each of `zones`; none: moto's."""
         self.zones: tuple[str, ...] = ()
+        self.watcher: Callable[[str], None] | None = None
+        """It is told each action that makes or ends a machine, once it is done and before its
+        answer."""
         self._moto = moto
         self._computers = computers
         self._tokens: dict[str, _Made] = {}
@@ -135,6 +138,8 @@ class Ec2Front:
             self._ended.add(wish["InstanceId.1"])
             if self._computers is not None:
                 await asyncio.to_thread(self._computers.end, wish["InstanceId.1"])
+        if self.watcher is not None and action in (_NEW, _END):
+            self.watcher(action)
         if action in self.loses:
             self.loses.remove(action)
             # None: the controller that asked was killed meanwhile.

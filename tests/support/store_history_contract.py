@@ -9,6 +9,7 @@ import time
 import msgspec
 
 from controller.lifecycle.events import Event, EventKind
+from controller.lifecycle.machines.cost import CostOfDay, DayCosts
 from controller.lifecycle.model import Incarnation
 from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS, recent
 from controller.store.base import Changes, Store
@@ -149,6 +150,24 @@ class HistoryContract(Opened):
         there = await store.events(EventQuery(node_id="node1"))
         assert [one.event.attempt_id for one in there] == ["first-attempt-0", "second-attempt-0"]
         assert len(await store.events(EventQuery(node_id="node1", user="ben"))) == 1
+
+    async def test_sums_of_days_are_kept_changed_and_removed(self, store: Store) -> None:
+        def day(name: str, cost: float) -> DayCosts:
+            one = CostOfDay(
+                fleet="burst", user="ada", run="r1", run_name=None, hours=1.0, cost=cost
+            )
+            return DayCosts(day=name, costs=(one,))
+
+        first, second = day("2025-12-31", 1.0), day("2026-01-01", 2.0)
+        await store.commit(Changes(costs=(second, first)))
+        assert await store.costs_of_days("2025-12-31") == [first, second]
+        assert await store.costs_of_days("2026-01-01") == [second]
+        third = day("2026-01-02", 4.0)
+        await store.commit(
+            Changes(costs=(day("2026-01-01", 3.0), third), costs_before="2026-01-01")
+        )
+        assert await store.costs_of_days("") == [day("2026-01-01", 3.0), third]
+        assert await store.costs_of_days("2026-01-03") == []
 
     async def test_use_of_places_that_left_the_state_still_counts(self, store: Store) -> None:
         now = time.time()

@@ -19,7 +19,7 @@ from tests.support.ssh_daemon import free_port
 from tests.support.waiting import wait_until
 
 CLUSTER = "10.77.0.0/24"
-BOOT_SECONDS = 900.0
+BOOT_SECONDS = 1800.0
 """For an emulated processor on a machine that has other work."""
 _KVM_SECONDS = 30.0
 _NETWORK = """\

@@ -32,6 +32,7 @@ from controller.clouds.base import (
     each_region,
     keep_reading,
     known_of,
+    open_to_others,
 )
 from controller.clouds.catalog import Catalog, MachineType, Reading, completed, with_older
 from controller.clouds.gcp.answers import (
@@ -370,7 +371,8 @@ class GcpCloud:
     # -- examining --------------------------------------------------------------------------
 
     async def examine(self) -> Sequence[Examined]:
-        found = [await self._rights(), await self._image_there(), *await self._unknown_prices()]
+        found = open_to_others(self._name, "credentials_file", self._config.credentials_file)
+        found += [await self._rights(), await self._image_there(), *await self._unknown_prices()]
         for region, where in self._config.regions.items():
             found += await self._never_rented(region, where)
             found += await self._quotas(region)

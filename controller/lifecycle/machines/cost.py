@@ -16,7 +16,7 @@ import msgspec
 
 from controller.lifecycle.machines.model import Machine
 
-_HOUR, _DAY = 3600.0, 86400.0
+_HOUR, DAY_SECONDS = 3600.0, 86400.0
 
 
 class Stay(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +33,25 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None
     hours: float
     cost: float
+
+
+class CostOfDay(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run, or a fleet for no run, has paid for machines on one day."""
+
+    fleet: str
+    user: str | None
+    run: str | None
+    """Its id."""
+    run_name: str | None
+    hours: float
+    cost: float
+
+
+class DayCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that machines have cost on one day of UTC, such as 2026-01-31."""
+
+    day: str
+    costs: tuple[CostOfDay, ...] = ()
 
 
 def shares(machine: Machine, stays: Iterable[Stay], start: float, end: float) -> list[Share]:
@@ -72,13 +91,24 @@ def shares_of_hour(
 
 def day_began(time: float) -> float:
     """Return the start of the UTC day of this time (both Unix seconds)."""
-    return time // _DAY * _DAY
+    return time // DAY_SECONDS * DAY_SECONDS
+
+
+def times_between(start: float, end: float, days: Iterable[float]) -> list[tuple[float, float]]:
+    """Return the beginning and end of each part of a time that is in none of these whole days.
+    `days`: their starts, the oldest first; the first one may begin before the time."""
+    found, since = [], start
+    for day in days:
+        if since < day:
+            found.append((since, day))
+        since = max(since, day + DAY_SECONDS)
+    return [*found, (since, end)] if since < end else found
 
 
 def days_between(start: float, end: float) -> list[float]:
     """Return the starts of the UTC days that have a part between two times, the oldest first."""
     first = day_began(start)
-    return [first + day * _DAY for day in range(math.ceil((end - first) / _DAY))]
+    return [first + day * DAY_SECONDS for day in range(math.ceil((end - first) / DAY_SECONDS))]
 
 
 def _share(machine: Machine, run_id: str | None, hours: float) -> Share:

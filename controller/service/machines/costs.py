@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Literal
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from typing import Literal, TypeVar
 
 import msgspec
 
-from controller.clock import Clock, iso, month_began, months_between
+from controller.clock import Clock, iso, month_began, months_between, time_of_day
 from controller.lifecycle.inventory import Budget, Spending
 from controller.lifecycle.machines.cost import (
+    DAY_SECONDS,
+    CostOfDay,
+    DayCosts,
     Share,
     Stay,
+    day_began,
     days_between,
     shares,
     shares_by,
     shares_of_hour,
+    times_between,
 )
 from controller.lifecycle.machines.model import Machine, cost_between
 from controller.lifecycle.model import Fleet
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.machines.rented import RentedService
 from controller.store.accounts import User
-from controller.store.base import MACHINES_SECONDS, Store
+from controller.store.base import COSTS_SECONDS, MACHINES_SECONDS, Changes, Store
 from fairlead.documents.machines import BudgetView
 from fairlead.model.costs import CostKey, CostPeriod, CostRow
 from fairlead.model.spec import Role
 
+C = TypeVar("C", CostRow, CostOfDay)
+SETTLED_SECONDS = 3600.0
+"""After so long nothing changes of a day that is over."""
 _MAX_STAYS = 10_000
 """Of one machine."""
 _AT_ONCE = 500
@@ -55,35 +63,58 @@ class CostService:
         """Return what the machines have cost in the last `seconds`, the dearest first; with `per`
         the oldest days or months first.
 
-        Who is no admin sees what runs of his own have cost. Records of ended machines are kept
-        for MACHINES_SECONDS. Raises StoreUnavailable.
+        Who is no admin sees what runs of his own have cost. Sums of days are kept for
+        COSTS_SECONDS; a day that ended longer than MACHINES_SECONDS ago counts as a whole. Raises
+        StoreUnavailable.
         """
         now = self._clock.now()
-        start = now - min(seconds, MACHINES_SECONDS)
-        owners: dict[str | None, _Owner] = {None: _Owner()}
+        start = now - min(seconds, COSTS_SECONDS)
+        days = await self._whole_days(start, now)
         found: dict[tuple[str | None, ...], CostRow] = {}
-        machines = self._rented.all(with_ended=True)
-        stays = await self._stays(machines, start)
-        for machine in machines:
-            for period, share in _split(machine, stays.get(machine.id, ()), start, now, per):
-                if share.run_id not in owners:
-                    owners[share.run_id] = await self._owner(share.run_id, machine)
-                owner = owners[share.run_id]
-                if owner.user != user.name and user.role is not Role.ADMIN:
-                    continue
-                row = CostRow(
-                    user=owner.user if CostKey.USER in by else None,
-                    fleet=machine.fleet if CostKey.FLEET in by else None,
-                    run=owner.run_id if CostKey.RUN in by else None,
-                    run_name=owner.run_name if CostKey.RUN in by else None,
-                    hours=share.hours,
-                    cost=share.cost,
-                    day=period if per is CostPeriod.DAY else None,
-                    month=period if per is CostPeriod.MONTH else None,
-                )
-                key = (period, row.user, row.fleet, row.run)
-                found[key] = row if key not in found else _sum(found[key], row)
+
+        def add(cost: CostOfDay, period: str | None) -> None:
+            if cost.user != user.name and user.role is not Role.ADMIN:
+                return
+            row = CostRow(
+                user=cost.user if CostKey.USER in by else None,
+                fleet=cost.fleet if CostKey.FLEET in by else None,
+                run=cost.run if CostKey.RUN in by else None,
+                run_name=cost.run_name if CostKey.RUN in by else None,
+                hours=cost.hours,
+                cost=cost.cost,
+                day=period if per is CostPeriod.DAY else None,
+                month=period if per is CostPeriod.MONTH else None,
+            )
+            key = (period, row.user, row.fleet, row.run)
+            found[key] = row if key not in found else _sum(found[key], row)
+
+        for day in days:
+            for cost in day.costs:
+                add(cost, None if per is None else period_name(time_of_day(day.day), per))
+        for first, last in times_between(start, now, [time_of_day(one.day) for one in days]):
+            async for period, cost in self._of_records(first, last, per):
+                add(cost, period)
         return sorted(found.values(), key=lambda one: (one.period or "", -one.cost))
+
+    async def settle(self) -> None:
+        """Keep the sums of the days that are over, and forget those that are too old.
+
+        Records and runs say the same of them for some time only. Raises LeaseLost,
+        StoreUnavailable.
+        """
+        # A controller that rents nothing has nothing to sum up.
+        if not self._rented.all(with_ended=True):
+            return
+        now = self._clock.now()
+        # Of the first day some records may be forgotten already.
+        first = day_began(now - MACHINES_SECONDS) + DAY_SECONDS
+        known = {one.day for one in await self._store.costs_of_days(_day_name(first))}
+        for day in days_between(first, day_began(now - SETTLED_SECONDS)):
+            if (name := _day_name(day)) not in known:
+                sums = await self._sums_of(day)
+                old = _day_name(now - COSTS_SECONDS)
+                changes = Changes(costs=(DayCosts(day=name, costs=sums),), costs_before=old)
+                await self._store.commit(changes)
 
     async def per_hour(self, user: User) -> float:
         """Return what is spent now for an hour; for who is no admin, by runs of his own.
@@ -113,6 +144,56 @@ class CostService:
         if user.role is not Role.ADMIN:
             return [one for one in found if (one.owner, one.name) == ("user", user.name)]
         return found
+
+    async def _whole_days(self, start: float, now: float) -> list[DayCosts]:
+        """Return the days whose sums are kept; the one in which `start` lies only if no record
+        tells what a part of it has cost."""
+        if day_began(start) == day_began(now):
+            return []
+        found = await self._store.costs_of_days(_day_name(start))
+        has_records = start >= now - MACHINES_SECONDS
+        return [
+            one
+            for one in found
+            # A clock that went wrong has summed up days that are to come.
+            if time_of_day(one.day) + DAY_SECONDS <= now
+            and (not has_records or time_of_day(one.day) >= start)
+        ]
+
+    async def _sums_of(self, day: float) -> tuple[CostOfDay, ...]:
+        found: dict[tuple[str | None, ...], CostOfDay] = {}
+        async for _, cost in self._of_records(day, day + DAY_SECONDS, None):
+            key = (cost.fleet, cost.user, cost.run)
+            found[key] = cost if key not in found else _sum(found[key], cost)
+        return tuple(found.values())
+
+    async def _of_records(
+        self, start: float, end: float, per: CostPeriod | None
+    ) -> AsyncIterator[tuple[str | None, CostOfDay]]:
+        """Yield what the records and runs say of this time, and in which period it was."""
+        machines = [
+            one
+            for one in self._rented.all(with_ended=True)
+            if one.ordered_at <= end and (one.terminated_at is None or one.terminated_at > start)
+        ]
+        owners: dict[str | None, _Owner] = {None: _Owner()}
+        stays = await self._stays(machines, start)
+        for machine in machines:
+            for period, share in _split(machine, stays.get(machine.id, ()), start, end, per):
+                if share.run_id not in owners:
+                    owners[share.run_id] = await self._owner(share.run_id, machine)
+                owner = owners[share.run_id]
+                yield (
+                    period,
+                    CostOfDay(
+                        fleet=machine.fleet,
+                        user=owner.user,
+                        run=owner.run_id,
+                        run_name=owner.run_name,
+                        hours=share.hours,
+                        cost=share.cost,
+                    ),
+                )
 
     async def _stays(self, machines: Sequence[Machine], start: float) -> dict[str, list[Stay]]:
         """Return who was on the machines since then, by the machine's id."""
@@ -191,10 +272,14 @@ def _split(
     return [(period_name(began, per), share) for began, share in found]
 
 
+def _day_name(time: float) -> str:
+    return period_name(time, CostPeriod.DAY)
+
+
 def period_name(began: float, per: CostPeriod) -> str:
     """Return the day or month that begins at this Unix time, as costs name it."""
     return iso(began)[: len("2026-01-31" if per is CostPeriod.DAY else "2026-01")]
 
 
-def _sum(one: CostRow, other: CostRow) -> CostRow:
+def _sum(one: C, other: C) -> C:
     return msgspec.structs.replace(one, hours=one.hours + other.hours, cost=one.cost + other.cost)

@@ -200,9 +200,11 @@ class FleetService:
             raise Conflict(f"the fleet {name} is always there", field="fleet")
         nodes = self.nodes_of(name)
         if nodes:
+            rented = "; rented ones end with `machines: off` in its file"
+            off = "" if fleet.machines is None else rented
             raise Conflict(
                 f"fleet {name} still has nodes: {', '.join(nodes)}; move them "
-                f"(`fairlead node set NODE --fleet OTHER`) or remove them",
+                f"(`fairlead node set NODE --fleet OTHER`) or remove them{off}",
                 code="fleet_not_empty",
                 field="fleet",
             )

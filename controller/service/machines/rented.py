@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from common.refusals import Conflict, Invalid, NotFound, Unavailable
 from controller.clock import Clock, month_began
@@ -162,6 +163,32 @@ class RentedService:
         if self._manager is None:
             raise Unavailable("this controller has no providers of machines")
         return self._manager.orphans
+
+    def numbers(self) -> Iterable[Metric]:
+        """Yield what an operator is to be alerted of at each provider, for Prometheus."""
+        if self._manager is None:
+            return
+        orphans = GaugeMetricFamily(
+            "fairlead_machine_orphans",
+            "Machines at a provider that no record knows",
+            labels=["provider"],
+        )
+        ending = GaugeMetricFamily(
+            "fairlead_machines_ending_seconds",
+            "For how long the end of a machine has been asked for in vain, at most",
+            labels=["provider"],
+        )
+        now = self._clock.now()
+        for name, worker in self._manager.workers.items():
+            orphans.add_metric([name], len(worker.orphans))
+            since = [
+                one.terminating_at
+                for one in self.all()
+                if one.offer.provider == name and one.terminating_at is not None
+            ]
+            ending.add_metric([name], max(0.0, now - min(since, default=now)))
+        yield orphans
+        yield ending
 
     def why_never(self, fleet: Fleet) -> str | None:
         """Return why the fleet rents nothing at all, or never its least, as a sentence."""

@@ -9,16 +9,15 @@ import msgspec
 
 from common.refusals import Invalid
 from controller.api.machines.rented import list_costs
-from controller.clock import iso
+from controller.clock import iso, month_began
 from controller.service.machines.costs import PERIODS, period_name
-from controller.store.base import MACHINES_SECONDS
 from controller.web.page import Page, PageRoute, Visit
 from fairlead.documents.machines import BudgetView
 from fairlead.model.costs import CostKey, CostPeriod, CostRow
 from fairlead.queries import DEFAULT_SECONDS, CostsQuery
 
-_SECONDS = {CostPeriod.DAY: DEFAULT_SECONDS, CostPeriod.MONTH: MACHINES_SECONDS}
-"""How far back a page looks; ended machines are kept no longer."""
+_YEAR = 365 * 86400.0
+"""Each month of it is shown from its first day."""
 _MAX_SHOWN = 5
 """Fleets, users or runs with a colour and a column of their own."""
 _STEP, _WIDTH, _HEIGHT = 20, 16, 120
@@ -166,7 +165,7 @@ def money(amount: float) -> str:
 
 async def show_costs(visit: Visit) -> Page:
     by, per, now = _by(visit.query("by")), _per(visit.query("per")), visit.service.clock.now()
-    seconds = _SECONDS[per]
+    seconds = DEFAULT_SECONDS if per is CostPeriod.DAY else now - month_began(now - _YEAR)
     query = CostsQuery(by=by.value, per=per, seconds=seconds)
     found = await list_costs(visit.as_call(query=query))
     periods = [period_name(one, per) for one in PERIODS[per](now - seconds, now)]
@@ -179,7 +178,7 @@ async def show_costs(visit: Visit) -> Page:
             "keys": [CostKey.USER.value, CostKey.FLEET.value, CostKey.RUN.value],
             "per": per.value,
             "pers": [one.value for one in CostPeriod],
-            "whole": f"{seconds / 86400.0:.0f} days",
+            "whole": _whole(per, len(periods)),
             "costs": cost_periods(found.rows, by, periods) if found.rows else None,
             "width": _WIDTH,
             "per_hour": money(found.per_hour),
@@ -188,6 +187,10 @@ async def show_costs(visit: Visit) -> Page:
             "as_of": iso(now),
         },
     )
+
+
+def _whole(per: CostPeriod, months: int) -> str:
+    return f"{DEFAULT_SECONDS / 86400.0:.0f} days" if per is CostPeriod.DAY else f"{months} months"
 
 
 def _by(text: str) -> CostKey:

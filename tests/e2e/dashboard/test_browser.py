@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from playwright.async_api import Browser, Page, Route, expect
 
 from controller.lifecycle.events import Event, EventKind
+from controller.lifecycle.inventory import Budget
+from controller.lifecycle.machines.model import MachineStatus
 from controller.lifecycle.model import (
     Node,
     NodeAddress,
@@ -22,6 +24,7 @@ from controller.lifecycle.model import (
     NodeStatus,
     RunState,
 )
+from controller.scheduling.index import CapacityIndex
 from controller.service.runs.submission import Submission
 from controller.store.base import Changes
 from fairlead.model.statuses import AttemptStatus, RunStatus
@@ -29,6 +32,7 @@ from tests.doubles.node import FakeConnection
 from tests.e2e.dashboard.conftest import AXE, LIVE, PATIENCE, SERIOUS, visit
 from tests.unit.api.asking import write_log
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
+from tests.unit.machines.parts import fleet, machine, offer, rentals_of
 from tests.unit.store.samples import a_run, submission
 from tests.unit.web.test_jobs import a_sweep
 
@@ -39,6 +43,12 @@ TOO_WIDE = """() => [...document.querySelectorAll("html, nav, main, .scroll, tbo
     .filter((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 1)
     .map((one) => `${one.tagName}.${one.className} ${one.scrollWidth} > ${one.clientWidth}`)"""
 """What would scroll sideways, or be cut off."""
+OVERLAPS = """() => [...document.querySelectorAll("td[data-label]")].filter((cell) => {
+    const label = getComputedStyle(cell, "::before");
+    if (label.content === "none" || label.position !== "absolute") return false;
+    return parseFloat(label.width) > parseFloat(getComputedStyle(cell).paddingLeft);
+}).map((cell) => cell.dataset.label)"""
+"""Columns whose name lies over what the cell says."""
 CHANGED = "document.getElementById('overview').dispatchEvent(new CustomEvent('changed'))"
 WIDEST = """() => Math.max(...[...document.querySelectorAll("main table, main section")]
     .map((one) => one.getBoundingClientRect().width))"""
@@ -538,6 +548,33 @@ async def test_a_phone_shows_every_page_without_scrolling_sideways(
     await page.locator(LIVE).wait_for()
     shown = await page.evaluate(LABEL)  # in one step, since the table may be replaced at any time
     assert shown == '"Status"'
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+async def test_machines_and_their_costs_are_shown_without_scrolling_sideways(
+    chromium: Browser, controller: Controller, site: TestServer, width: int
+) -> None:
+    now = controller.service.clock.now()
+    trouble = "terminate_instances in eu-central-1: the credentials are not valid (AuthFailure)"
+    ending = {"status": MachineStatus.TERMINATING, "trouble": trouble}
+    controller.pipeline.rentals = rentals_of(
+        CapacityIndex(),
+        machine("burst-2b40b728", user="a-user-whose-name-has-some-40-letters-in", run_id="r1"),
+        machine("burst-0b05c6e4", offer=offer(price=55.04), ordered_at=now - 7200.0, **ending),
+    )
+    controller.pipeline.fleets["burst"] = fleet(budget=Budget(per_hour=60.0, per_month=5000.0))
+    page = await visit(chromium, controller, address_of(site), "admin")
+    await page.set_viewport_size({"width": width, "height": 900})
+    for path in ("cost?by=user", "cost?by=user&per=month", "nodes"):
+        await page.goto(f"{address_of(site)}/dashboard/{path}")
+        await page.locator(LIVE).wait_for()
+        assert await page.evaluate(TOO_WIDE) == [], path
+        assert await page.evaluate(OVERLAPS) == [], path
+        await page.evaluate(AXE.read_text())
+        assert await page.evaluate(SERIOUS) == [], path
+    # Who rents machines needs no hint how a node is installed.
+    await expect(page.locator("main")).to_contain_text("Rented machines")
+    await expect(page.locator("main")).not_to_contain_text("There are no nodes yet")
 
 
 async def test_a_large_screen_is_used_by_every_page(

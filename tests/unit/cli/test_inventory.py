@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,17 @@ async def test_nodes_belong_to_fleets_and_both_have_attributes(start: Fairlead) 
     assert (await of(start, "fleet", "set", "big", "--placement", "")).status == 0
     assert b"site=b" in (await of(start, "fleet", "list")).out
     assert (await of(start, "fleet", "remove", "big")).status == 0
+
+
+async def test_a_fleet_whose_provider_is_not_there_is_refused_with_its_line(
+    start: Fairlead, tmp_path: Path
+) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("type: fleet\nname: burst\nmachines:\n  nodes: 0..1\n  provider: nowhere\n")
+    refused = await of(start, "apply", "-f", str(file))
+    assert (refused.status, refused.out) == (2, b"")
+    assert f"{file}:5: machines.provider: there is no provider 'nowhere'" in refused.err
+    assert b"burst" not in (await of(start, "fleet", "list")).out
 
 
 @pytest.mark.parametrize(

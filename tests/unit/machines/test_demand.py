@@ -514,7 +514,8 @@ def test_a_refusal_is_told_with_the_providers_words() -> None:
     market.penalties.add(only, MachineEnd.REFUSED, NOW, message="there is no such image")
     assert sentences(look(waiting(1), market)) == {
         "the provider of fleet burst has refused small in north-1 (on demand, 1 an hour): "
-        f"there is no such image; the next try is at {shown(NOW + 600)}"
+        "there is no such image (an admin's `fairlead provider check` tries what orders need); "
+        f"the next try is at {shown(NOW + 600)}"
     }
 
 
@@ -663,6 +664,15 @@ def test_users_and_the_installation_have_budgets(
     told = [one for one in sentences(found) if "may cost" in one]
     assert (why is None) is (told == [])
     assert why is None or told[0].startswith(why)
+
+
+def test_two_fleets_bring_a_user_not_above_his_budget() -> None:
+    cluster = Cluster(fleets=(fleet("one"), fleet("two")))
+    for name in ("one", "two"):
+        cluster.submit(name, fleets=(name,), cpu=4.0)
+    found = look(cluster, shop(offer(), spending=Spending(each_user=Budget(per_hour=1.5))))
+    assert [(one.fleet, one.user) for one in found.orders] == [("one", "ada")]
+    assert len(look(cluster, shop(offer())).orders) == 2
 
 
 def test_what_was_bought_for_a_user_counts_from_its_order() -> None:

@@ -64,6 +64,7 @@ class HetznerWorld:
 def config(folder: Path, url: str, **more: Any) -> HetznerProvider:
     file = folder / "token"
     file.write_text(f"{TOKEN}\n")
+    file.chmod(0o600)
     fields: dict[str, Any] = {"locations": ("fsn1",), "image": IMAGE, "firewalls": (7,)}
     fields |= more
     return HetznerProvider(token_file=file, endpoint=url, **fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,16 +21,19 @@ from controller.clouds.base import (
     Unauthorized,
     each_region,
     keep_reading,
+    open_to_others,
 )
 from controller.clouds.catalog import Catalog, MachineType, Reading, completed, with_older
 from controller.daemon.providers import Catalogs
 from controller.lifecycle.machines.life import Place
-from controller.lifecycle.machines.model import Machine
+from controller.lifecycle.machines.model import Machine, MachineStatus
+from controller.lifecycle.machines.reconcile import Orphan
 from controller.machines.manager import MachineManager, MachineSettings
 from controller.machines.trial import Trial
 from controller.pipelines.rentals import Pinned
 from controller.scheduling.index import CapacityIndex
 from controller.service.machines.providers import ProviderService
+from controller.service.machines.rented import RentedService
 from controller.store.accounts import User
 from fairlead.documents.providers import CatalogSource
 from fairlead.model.spec import Role
@@ -70,6 +74,27 @@ def service_of(cloud: MemoryCloud, *machines: Machine) -> tuple[ProviderService,
     return ProviderService(system_chance(), ManualClock(), manager), manager
 
 
+async def test_orphans_and_ends_that_fail_are_numbers_to_alert_by() -> None:
+    ending = machine(status=MachineStatus.TERMINATING, terminating_at=NOW)
+    _, manager = service_of(cheap_and_dear(), ending, machine("m2"))
+    manager.workers["lab"].orphans = (
+        Orphan(provider="lab", instance_id="i-1", machine_id=None, created_at=NOW, seen_at=NOW),
+    )
+    pipeline: Any = SimpleNamespace(rentals=manager._rentals)
+    fleets: Any = None
+    rented = RentedService(pipeline, fleets, ManualClock(NOW + 90.0), manager)
+    found = {
+        sample.name: (sample.labels, sample.value)
+        for family in rented.numbers()
+        for sample in family.samples
+    }
+    assert found == {
+        "fairlead_machine_orphans": ({"provider": "lab"}, 1.0),
+        "fairlead_machines_ending_seconds": ({"provider": "lab"}, 90.0),
+    }
+    assert list(RentedService(pipeline, fleets, ManualClock(), None).numbers()) == []
+
+
 def trial_of(cloud: MemoryCloud, **more: Any) -> Trial:
     return Trial(cloud, offer(), "here", "0123456789abcdef", look_every=0.01, **more)
 
@@ -101,7 +126,9 @@ async def test_a_check_tells_what_does_not() -> None:
     service, _ = service_of(cloud)
     cloud.fails["offers"] = [Unauthorized("the key is not valid")]
     (only,) = await service.check("lab", ADMIN)
-    assert only.fault == "the key is not valid"
+    assert only.fault == (
+        "the key is not valid: see to the credentials of `providers.lab` and to their rights"
+    )
     cloud.fails["list"] = [CloudAway("a page is missing")]
     assert [one.fault for one in await service.check("lab", ADMIN)] == [None, "a page is missing"]
     cloud.fails["list"] = [ValueError("canary")]
@@ -109,6 +136,19 @@ async def test_a_check_tells_what_does_not() -> None:
     assert fault.fault == "internal error (ValueError); see the log"
     (_, none) = await service_of(MemoryCloud())[0].check("lab", ADMIN)
     assert none.fault is not None
+
+
+def test_a_file_of_credentials_that_others_may_read_is_named_with_its_field(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    assert open_to_others("hz", "token_file", None) == []
+    assert open_to_others("hz", "token_file", file) == []
+    file.touch(mode=0o600)
+    assert open_to_others("hz", "token_file", file) == []
+    file.chmod(0o644)
+    (found,) = open_to_others("hz", "token_file", file)
+    assert (found.what, found.fault) == (f"file {file}", None)
+    fix = f"chmod 600 {file}"
+    assert found.note == f"providers.hz.token_file: others of this host may read it: {fix}"
 
 
 async def test_a_check_names_the_offers_that_are_not_known_and_the_account() -> None:

@@ -572,7 +572,9 @@ async def test_an_order_that_wrong_credentials_could_not_make_is_made_with_the_r
     cloud.fails["create"] = [Unauthorized("not allowed")] * 1000
     database = MemoryDatabase()
     async with renting(cloud, fleet(min=1), database) as lab:
-        await lab.until(lambda: bool(lab.rentals.committed) and lab.only().trouble == "not allowed")
+        await lab.until(
+            lambda: bool(lab.rentals.committed) and "not allowed" in str(lab.only().trouble)
+        )
         await lab.until(lambda: lab.only().account is None)
     database.held = False
     cloud.uses = "right"
@@ -599,7 +601,9 @@ async def test_an_order_whose_outcome_is_not_known_stays_in_its_account() -> Non
     cloud.uses = "first"
     cloud.fails["create"] = [CloudAway("reset"), *[Unauthorized("not allowed")] * 1000]
     async with renting(cloud, fleet(min=1)) as lab:
-        await lab.until(lambda: bool(lab.rentals.committed) and lab.only().trouble == "not allowed")
+        await lab.until(
+            lambda: bool(lab.rentals.committed) and "not allowed" in str(lab.only().trouble)
+        )
         cloud.uses = "second"
         await lab.until(lambda: _trouble(lab, lab.only()).startswith("it is in account first"))
         calls = len(cloud.calls)
@@ -629,7 +633,9 @@ async def test_an_order_without_an_account_is_sent_once_the_account_is_known() -
     cloud.fails["create"] = [Unauthorized("not allowed")] * 1000
     database = MemoryDatabase()
     async with renting(cloud, fleet(min=1), database) as lab:
-        await lab.until(lambda: bool(lab.rentals.committed) and lab.only().trouble == "not allowed")
+        await lab.until(
+            lambda: bool(lab.rentals.committed) and "not allowed" in str(lab.only().trouble)
+        )
         await lab.until(lambda: lab.only().account is None)
     database.held = False
     cloud.uses = None
@@ -749,3 +755,7 @@ async def test_no_two_records_share_a_machine(is_listed_as_the_second: bool) -> 
         assert lab.manager.orphans == []
         assert "terminate" not in cloud.calls
         assert lab.rentals.committed[first.id].status is MachineStatus.JOINED
+
+
+def _is_not_allowed(lab: Renting) -> bool:
+    return bool(lab.rentals.committed) and str(lab.only().trouble).startswith("not allowed: see to")

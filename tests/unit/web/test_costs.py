@@ -125,6 +125,9 @@ async def test_the_page_shows_months_and_follows_changes(
     seen = await (await admin.open("/dashboard/cost?per=month")).text()
     assert "Each month" in seen
     assert f">{iso(now)[:7]}<" in seen
+    # The same month of the last year is there, too, from its first day.
+    assert f">{int(iso(now)[:4]) - 1}{iso(now)[4:7]}<" in seen
+    assert "in the last 13 months" in seen
     assert 'data-live="any" hx-get="/dashboard/cost?per=month"' in seen
     assert (await admin.open("/dashboard/cost?per=year")).status == 400
 

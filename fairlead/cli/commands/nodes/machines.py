@@ -119,7 +119,7 @@ def cost(
     by
         How it is summed up: user, fleet and run, separated by commas.
     since
-        How far back, such as 12h or 30d; ended machines are kept for 35 days.
+        How far back, such as 12h, 30d or 365d; at most 400d.
     per
         Show each day or month of UTC by itself.
     csv
