@@ -14,6 +14,7 @@ from entrypoint.runtime.errors import fetch, run
 from entrypoint.runtime.platform import Platform, current
 
 SOURCES = Path(__file__).parent
+_WRITER = SOURCES / "write_module_file.py"
 
 _UNUSED_IN_WHEELS = ("*.pyx", "*.pxd", "*.pxi", "*.c", "*.h", "*.pyi")
 _UNUSED_PARTS = (
@@ -66,16 +67,25 @@ class Base:
 
         `home` is where the tree will lie, as tracebacks name it.
         """
+        compile_all = "-m compileall -q -f -j 1 --invalidation-mode unchecked-hash"
+        recorded_paths = ("-s", self.root, "-p", home)
+        self._run(*compile_all.split(), *recorded_paths, *folders)
+
+    def write_module_file(self) -> None:
+        """Write the code of a job's first process into one file (`entrypoint.module_file`)."""
+        # Columns of errors, which tracebacks underline, are a tenth of the code.
+        self._run("-X", "no_debug_ranges", _WRITER, self.root, MOUNT_PATH)
+
+    def _run(self, *arguments: str | Path) -> None:
+        """Run the tree's interpreter where the tree lies now."""
         loader = self.libraries / current().loader
-        # A pyc has a set of constants in the order of their hashes; a rebuild must give the same
+        # Code has a set of constants in the order of their hashes; a rebuild must give the same
         # bytes.
         environment = {"PATH": os.defpath, "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": "0"}
         paths = ("--library-path", self.libraries, "--argv0", self.program)
-        compile_all = "-I -S -X utf8=1 -m compileall -q -f -j 1 --invalidation-mode unchecked-hash"
-        recorded_paths = ("-s", self.root, "-p", home)
         # Else ld.so takes libraries of the building machine from its cache (ld.so(8)).
         program = (loader, "--inhibit-cache", *paths, self.program)
-        run([*program, *compile_all.split(), *recorded_paths, *folders], env=environment)
+        run([*program, "-I", "-S", "-X", "utf8=1", *arguments], env=environment)
 
 
 def build(root: Path, work: Path) -> Base:

@@ -82,6 +82,7 @@ class Builder:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
         tree.compile(packages_of(tree.site, OUR_SOURCES))
+        tree.write_module_file()
         if violations := elf.violations(tree.root):
             raise BuildError("the runtime is not hermetic:\n" + "\n".join(violations))
         normalise(tree.root)

@@ -20,7 +20,8 @@ static const char *const disturbing[] = {
 };
 
 static const char *const interpreter[] = {
-    PYTHON, "-I", "-S", "-X", "utf8=1", "-c", "from entrypoint.main import main; main()",
+    PYTHON, "-I", "-S", "-X", "utf8=1", "-c",
+    "from entrypoint import module_file; module_file.use(); from entrypoint.main import main; main()",
 };
 
 #define COUNT(array) (sizeof(array) / sizeof(*(array)))

@@ -41,12 +41,30 @@ main = sys.exit
 """
 
 
+FOUND_ELSEWHERE = """
+import sys
+from entrypoint import module_file
+begun = set(sys.modules)
+module_file.use()
+from entrypoint import main
+main.leave_out()
+from entrypoint import life
+from concurrent.futures import thread
+specs = {name: getattr(one, "__spec__", None) for name, one in sys.modules.items()}
+print([name for name, spec in specs.items() if name not in begun and spec is not None
+       and str(spec.origin).endswith(".py")
+       and not isinstance(spec.loader, module_file.ModuleFile)])
+print(life.__file__, life.run.__code__.co_filename, life.run.__doc__)
+"""
+
+
 @pytest.fixture(scope="module")
 def probe(testbed_folder: Path) -> Path:
     """Stands in for our entrypoint: says what the launcher handed over."""
     folder = testbed_folder / "probe"
     folder.mkdir()
     (folder / "__init__.py").touch()
+    (folder / "module_file.py").write_text("def use() -> None: ...\n")
     (folder / "main.py").write_text(PROBE)
     return folder
 
@@ -95,6 +113,20 @@ def test_any_user_can_run_it_without_capabilities_on_a_read_only_root(
 ) -> None:
     options = ("--user=12345:12345", "--cap-drop=ALL", "--read-only")
     assert _probe(dockerd, runtime, probe, image, *options)["uid"] == 12345
+
+
+def test_a_jobs_first_process_finds_all_its_modules_in_one_file(
+    dockerd: DockerDaemon, runtime: Path, busybox_image: str
+) -> None:
+    python = next((runtime / "bin").glob("python3.*[0-9]")).name
+    start = ("--entrypoint", f"{MOUNT_PATH}/bin/{python}", "--network=none", busybox_image)
+    mount = f"{runtime}:{MOUNT_PATH}:ro"
+    options = ("-I", "-S", "-X", "utf8=1", "-c", FOUND_ELSEWHERE)
+    elsewhere, home = dockerd.docker("run", "--rm", "-v", mount, *start, *options).splitlines()
+    assert elsewhere == "[]"
+    # Tracebacks name the sources, which are there; docstrings are left out.
+    source = f"{MOUNT_PATH}/site/entrypoint/life.py"
+    assert home == f"{source} {source} None"
 
 
 def test_the_gate_finds_nothing_in_the_runtime(runtime: Path) -> None:

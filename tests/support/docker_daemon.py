@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -61,6 +62,9 @@ class DockerDaemon:
             file.unlink(missing_ok=True)
         self._daemon.spawn()
         self._daemon.wait_ready(self._answers)
+        if images_in_containerd():
+            store = self.docker("info", "--format", "{{.DriverStatus}}")
+            assert "io.containerd.snapshotter" in store, f"images are not in containerd: {store}"
 
     def kill9(self) -> None:
         """Containers live on; so does containerd, which is ended since a new one is started."""
@@ -152,4 +156,10 @@ class DockerDaemon:
             "log-driver": "json-file",
             # Docker's own pools have room for some 30 networks.
             "default-address-pools": [{"base": "172.31.0.0/16", "size": 26}],
+            **({"features": {"containerd-snapshotter": True}} if images_in_containerd() else {}),
         }
+
+
+def images_in_containerd() -> bool:
+    """Whether the engines of these tests keep images as Docker 29 does by default."""
+    return os.environ.get("FAIRLEAD_TESTS_IMAGE_STORE") == "containerd"

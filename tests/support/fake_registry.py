@@ -23,6 +23,8 @@ class FakeRegistry:
     def __init__(self) -> None:
         self.documents: dict[str, bytes] = {}
         self.challenge: str | None = None
+        self.claimed: str | None = None
+        """The digest that it gives for each manifest, whatever the manifest is."""
         self.logins: list[str | None] = []
         self.token = json.dumps({"token": "t1"}).encode()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -45,6 +47,10 @@ class FakeRegistry:
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
+            # Without it, what is no request (TLS) is answered without a status line, from which
+            # containerd does not learn that this registry speaks HTTP.
+            default_request_version = "HTTP/1.0"
+
             def do_HEAD(self) -> None:
                 self.do_GET()
 
@@ -65,7 +71,8 @@ class FakeRegistry:
                 self.send_header("Content-Length", str(len(content)))
                 if "/manifests/" in self.path and status == 200:
                     self.send_header("Content-Type", MANIFEST)
-                    self.send_header("Docker-Content-Digest", digest_of(content))
+                    claimed = registry.claimed or digest_of(content)
+                    self.send_header("Docker-Content-Digest", claimed)
                 self.end_headers()
                 if self.command != "HEAD":
                     self.wfile.write(content)

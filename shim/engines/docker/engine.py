@@ -43,7 +43,7 @@ from shim.engines.docker.choice import ChosenNetworks, NetworkChooser
 from shim.engines.docker.dialect import DOCKER, Dialect
 from shim.engines.docker.events import EventFollower, Past
 from shim.engines.docker.handover import hand_over, means_of
-from shim.engines.docker.images import DockerImages
+from shim.engines.docker.images import DockerImages, folder_of
 from shim.errors import EngineError
 from shim.settings import Settings
 
@@ -121,7 +121,7 @@ class DockerEngine:
         self._info = info
         request.require_oci_runtime(self._settings.oci_runtime, info)
         self._cores = float(info.get("NCPU", 0))
-        self._images.open(self._api, str(info.get("DockerRootDir", "")), self._connect_to_pull)
+        self._images.open(self._api, folder_of(info), self._connect_to_pull)
         self._follower = EventFollower(
             lambda: self._api.events(
                 decode=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -34,6 +34,11 @@ from shim.engines.docker.dialect import DOCKER, Dialect
 from shim.errors import EngineError
 
 _MAX_DETAIL = 300
+_MAX_READ = 1 << 14
+_SNAPSHOTTERS = "io.containerd.snapshotter"
+_CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+_CONTAINERD_FOLDER = "/var/lib/containerd"
+"""Both are containerd's defaults (containerd-config.toml(5): `address`, `root`)."""
 ASK_SECONDS = 30.0
 """A registry that does not answer within this time has not agreed."""
 _PROVE_SECONDS = 60.0
@@ -197,8 +202,11 @@ def explain(reference: str, auth: RegistryAuth | None, detail: str) -> ImageErro
         # The engine quotes the registry, which may echo what it was sent; users read this message.
         detail = detail.replace(auth.password, "***") if auth.password else detail
     # A hostile registry chooses its length and its line breaks.
-    detail = " ".join(detail.split())[:_MAX_DETAIL]
+    detail = " ".join(detail[:_MAX_READ].split())
     problem = _problem(detail.lower())
+    if len(detail) > _MAX_DETAIL:
+        # containerd says the cause at the end, behind the names of layers and folders.
+        detail = f"{detail[: _MAX_DETAIL // 2]} … {detail[-_MAX_DETAIL // 2 :]}"
     advice = _ADVICE[problem].format(image=reference)
     if problem is ImageProblem.REFUSED and auth is None:
         advice = f"{reference} does not exist, or its registry wants credentials: set registry_auth"
@@ -395,6 +403,22 @@ class DockerImages:
             return None
         total = found.f_blocks * found.f_frsize
         return Storage(used=total - found.f_bavail * found.f_frsize, total=total)
+
+
+def folder_of(info: Mapping[str, Any]) -> str:
+    """Return the folder on whose disk the engine keeps its images. `info` is the engine's answer
+    about itself.
+
+    Docker 29 keeps them in containerd by default, earlier versions with `containerd-snapshotter`.
+    It tells containerd's socket and not its folder. One that dockerd starts by itself has its
+    folder below dockerd's.
+    """
+    kinds = [value for name, value in info.get("DriverStatus") or () if name == "driver-type"]
+    is_in_containerd = any(str(kind).startswith(_SNAPSHOTTERS) for kind in kinds)
+    address = (info.get("Containerd") or {}).get("Address")
+    if is_in_containerd and address == _CONTAINERD_SOCKET:
+        return _CONTAINERD_FOLDER
+    return str(info.get("DockerRootDir", ""))
 
 
 def _image_info(reference: str, found: dict[str, Any]) -> ImageInfo:
