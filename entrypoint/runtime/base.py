@@ -20,13 +20,28 @@ _UNUSED_IN_WHEELS = ("*.pyx", "*.pxd", "*.pxi", "*.c", "*.h", "*.pyi")
 _UNUSED_PARTS = (
     "cffi",
     "pycparser",
-    "dulwich/porcelain",
+    "dulwich/aiohttp",
+    "dulwich/am.py",
+    "dulwich/annotate.py",
+    "dulwich/bisect.py",
     "dulwich/cli.py",
+    "dulwich/cloud",
     "dulwich/contrib",
+    "dulwich/fastexport.py",
+    "dulwich/filter_branch.py",
+    "dulwich/lfs_server.py",
+    "dulwich/mailmap.py",
+    "dulwich/maintenance.py",
+    "dulwich/mbox.py",
+    "dulwich/porcelain",
+    "dulwich/rerere.py",
+    "dulwich/stash.py",
+    "dulwich/web.py",
+    "dulwich/whitespace.py",
     "frozenlist/_frozenlist.*.so",
 )
-"""cryptography needs the compiled half of cffi alone; dulwich's commands serve its own program; on
-nodes, the compiled half of frozenlist would be the only user of libstdc++ (2.5 MB)."""
+"""cryptography needs the compiled half of cffi alone; dulwich's commands and servers serve its own
+programs; on nodes, the compiled half of frozenlist would be the only user of libstdc++ (2.5 MB)."""
 _UNUSED_FOLDERS = ("tests", "test", "sboms")
 _FOR_WINDOWS = "*.exe"
 _INSTALLER_NOTES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
