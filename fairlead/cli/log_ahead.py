@@ -50,6 +50,7 @@ def stored_logs(
     for item, attempt_id in wanted:
         slot: _Slot = SimpleQueue()
         fetch = partial(_fetched, client, run_id, attempt_id, start)
+        # A daemon: a log that does not come must not hold up the end of the command.
         threading.Thread(target=_fill, args=(slot, fetch), daemon=True).start()
         coming.append((item, _frames(client, run_id, attempt_id, slot)))
         if len(coming) >= MAX_AT_ONCE:
