@@ -426,6 +426,7 @@ def _parts_of(mark: Path) -> list[Part]:
     try:
         return decoder_of(_Parts).decode(mark.read_bytes())
     except (FileNotFoundError, msgspec.MsgspecError):
+        # Without its parts the upload is sent whole.
         return []
 
 

@@ -227,6 +227,7 @@ def _has_left(connection: socket.socket) -> bool:
     except BlockingIOError:
         # The socket is open and has nothing to read yet (EAGAIN).
         return False
+    # The client has reset the connection (ECONNRESET).
     except OSError:
         return True
 
@@ -287,6 +288,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     # A client may close its half and still wait for the answer (RFC 9112, 9.6).
     if writer.can_write_eof():
         with contextlib.suppress(OSError):
+            # The other side may have closed all of it meanwhile (ENOTCONN, shutdown(2)).
             writer.write_eof()
 
 

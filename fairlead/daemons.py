@@ -92,6 +92,7 @@ def _is_ours(folder: str) -> bool:
     try:
         # An empty entry of sys.path is the working folder.
         return Path(folder or os.curdir).resolve() == Path(__file__).resolve().parents[1]
+    # resolve() asks for the working folder, which may have been removed (getcwd(3), ENOENT).
     except OSError:
         return False
 

@@ -217,6 +217,7 @@ class LocalPort(Closing):
         try:
             (self.port,) = forwarding.open()
         except BaseException:
+            # After Ctrl-C, too, its thread and ports would stay for as long as the program.
             forwarding.stop()
             raise
 

@@ -74,6 +74,7 @@ class ControllerClient(Requests):
 
             def pieces() -> Iterator[bytes]:
                 content.seek(0)
+                # Another address gets all of it: the one before may have taken a part.
                 return _counted(content, sent)
 
             self._put(f"/v1/blobs/{digest}", pieces, file.stat().st_size)
@@ -195,6 +196,7 @@ class ControllerClient(Requests):
                 heard()
                 yield from _frames(piece for opcode, piece in pieces if opcode is Opcode.BINARY)
             except Closed:
+                # Any code but 1000: the controller stops, or cannot go on. The log is not over.
                 raise self.lost(ConnectionResetError(), address) from None
             except (OSError, Violation) as error:
                 if stream.was_unread and isinstance(error, ConnectionError) and not self._closed:

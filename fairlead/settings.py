@@ -120,6 +120,7 @@ def save(saved: SavedControllers) -> None:
             file.write(content + b"\n")
         fresh.replace(target)
     except OSError as error:
+        # Part of a token must not stay behind, as when the disk is full.
         fresh.unlink(missing_ok=True)
         raise SettingsError(f"cannot write {target}: {error.strerror}") from None
 

@@ -12,8 +12,8 @@ log = logging.getLogger(__name__)
 
 
 class Preparations:
-    """The tasks that make replicas servers, or wait until they answer again; and what was last
-    logged of each replica."""
+    """Holds the task that makes a replica a server, or waits until it answers again, and what was
+    last logged about it."""
 
     def __init__(self) -> None:
         self._tasks: dict[Replica, asyncio.Task[None]] = {}

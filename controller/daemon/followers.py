@@ -25,9 +25,8 @@ from controller.forwarding.follower import Follower
 from controller.forwarding.follower_links import FollowerLinks
 from controller.forwarding.leader_feed import LeaderFeed
 from controller.forwarding.leader_links import LeaderLinks
-from controller.forwarding.leader_logs import LeaderLogs
 from controller.forwarding.live_logs import FOLDER_NAME as LIVE_FOLDER_NAME
-from controller.forwarding.live_logs import LiveLogs
+from controller.forwarding.live_logs import LeaderLogs, LiveLogs
 from controller.pipelines.performers.cluster import secret_of, ways_key
 from controller.proxy.sealed import SealedSessions
 from controller.replica.answers import AnsweringCopy, Answers, ForPages

@@ -74,6 +74,7 @@ async def _settle_costs(costs: CostService) -> None:
     while True:
         try:
             await costs.settle()
+        # It is a StoreError too. Whoever leads no more must not go on.
         except LeaseLost:
             raise
         except StoreError as error:

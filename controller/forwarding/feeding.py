@@ -132,6 +132,7 @@ class _Feed:
                     async with asyncio.timeout(HEARTBEAT_SECONDS):
                         await changed.wait()
                 except TimeoutError:
+                    # A feed without changes must not look like a leader that is gone.
                     await self._tell(Beat())
                     continue
                 changed.clear()

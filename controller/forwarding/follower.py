@@ -259,6 +259,7 @@ class _Endpoints:
                     except LeaderLate:
                         # It may wait for the same database.
                         raise hangs from None
+                # The leader may answer what this follower cannot.
                 except (NeedsLeader, StoreError):
                     pass
             return await self._forwarder.forward(request)

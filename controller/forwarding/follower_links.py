@@ -236,6 +236,8 @@ class FollowerLinks:
         self._has_had_any = True
         begun = _Begun()
         try:
+            # The other side has left, or has no key of this installation: there is nobody to
+            # answer.
             with contextlib.suppress(OSError, ssl.SSLError):
                 inner = await asyncio.get_running_loop().start_tls(
                     transport,

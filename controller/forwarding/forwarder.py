@@ -133,6 +133,8 @@ class Forwarder:
                 except _MayBeSentAgain:
                     continue
                 except ConnectionError:
+                    # What goes wrong at the leader is an UpstreamError, so it was the client that
+                    # left.
                     return web.Response(status=CLIENT_GONE)
 
     async def _link(self, body: Body, until: float) -> Link:

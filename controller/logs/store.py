@@ -376,6 +376,7 @@ class LogStore:
         would mix their files, so the next call waits for that thread.
         """
         while copy.running is not None and not copy.running.done():
+            # Its own caller gets the error; only its end matters here.
             with contextlib.suppress(Exception):
                 await asyncio.wrap_future(copy.running)
         began = time.monotonic()
@@ -386,6 +387,8 @@ class LogStore:
             return await asyncio.wrap_future(running)
         except BucketError as error:
             ended = time.monotonic()
+            # A refusal at once costs no time. A bucket that is slow to fail would hold up each
+            # caller.
             if ended - began >= SLOW_SECONDS:
                 self._away_until, self._why_away = ended + AWAY_SECONDS, str(error)
             raise

@@ -32,6 +32,7 @@ class DrainDeadlines:
                 changed.clear()
                 self._tell_of_drains()
                 self._tell()
+                # A deadline passes without any change that would wake this.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._until_next()):
                         await changed.wait()

@@ -83,6 +83,7 @@ class NodeImages:
             auth = None if fleet is None else login_of(fleet, self._secrets)
         except SecretMissing as error:
             log.warning("node %s pulls no images of fleet %s: %s", node.name, node.fleet, error)
+            # Without its login, the registry would refuse the images of the fleet at each try.
             fleet = None
         return wanted_images(node, fleet, auth, self._of_waiting_jobs(node.id))
 

@@ -188,6 +188,7 @@ class Attendance:
             # Unless something was heard during the probe: then only this answer is slow.
             if self._silence.listened >= before:
                 self._silence.probe_failed()
+        # A refusal is an answer as well: the shim is there.
         except ShimError:
             self._heard(None)
         else:

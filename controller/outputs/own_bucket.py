@@ -185,6 +185,7 @@ class OwnBucket:
                 obstore.put(store, place.key, name, mode="create", use_multipart=False)
             except (AlreadyExistsError, PreconditionError):
                 pass
+            # Not every store writes on a condition (If-None-Match: *); there the last one wins.
             except NotSupportedError:
                 obstore.put(store, place.key, name, use_multipart=False)
         return owner_of(self._bucket)

@@ -313,6 +313,7 @@ def _complete(folder: Path, file: BinaryIO, about: OutputsAbout) -> StoredOutput
             raise OutputsDamaged("it has another length than was announced")
         files = tuple(_members(file))
     except (tarfile.TarError, OutputsDamaged) as error:
+        # Another try would go on behind what is damaged.
         file.truncate(0)
         raise OutputsDamaged(str(error)) from None
     # Before the rename: a power cut could else keep the name and lose the bytes (fsync(2)).
@@ -472,6 +473,7 @@ def _remove(folder: Path) -> int:
     for name in (_ABOUT, _ARCHIVE, _ARRIVING):  # the list first: what it names is there
         (folder / name).unlink(missing_ok=True)
     with suppress(OSError):
+        # Another thread has removed it, or has put something into it (ENOTEMPTY, rmdir(2)).
         folder.rmdir()
         return 1
     return 0

@@ -1,8 +1,8 @@
 """Sessions of browsers with services that hold at each controller of an installation.
 
 Such a session is in its cookie, sealed with a key that the controllers share: nobody else can make
-one, nor read what it holds. So it needs no memory, and outlasts the controller that gave it. What
-it stands for, a key or a login at the dashboard, is looked up at each request.
+one, nor read what it holds. So it needs no memory, and outlasts the controller that gave it. Each
+request looks up what the session stands for: a key of the service, or a login at the dashboard.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MAX_BYTES = 2000
 
 
 class SealedSession(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The right to the service of one run, until then. `key`: of the service; or, if it is empty,
-    `token_id` and `login` of the dashboard's login that opened the service."""
+    """A right to the service of one run, until `until` (Unix time). It stands for `key`, a key of
+    the service; if that is empty, for the login at the dashboard: `token_id` and `login`."""
 
     run_id: str
     until: float
@@ -38,7 +38,7 @@ class SealedSession(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class SealedSessions:
-    """`secret`: that of the installation. It is a book of sessions (`SessionBook`)."""
+    """Seals sessions, and opens them again. `secret`: the installation's. A `SessionBook`."""
 
     def __init__(self, secret: bytes, clock: Clock) -> None:
         purpose = b"fairlead: sessions of browsers with services"

@@ -81,7 +81,7 @@ class FeedPosition(Protocol):
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """What the leader's feed had told before the copy was read: all of that is in the answer."""
+    """What the leader's feed had sent before the copy was read: all of that is in the answer."""
 
     started: str | None = None
     revision: int = 0

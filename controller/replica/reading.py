@@ -70,6 +70,7 @@ class Following(Generic[C]):
     async def _keep(self) -> None:
         """Until cancelled."""
         while True:
+            # The next request finds an outage by itself, and says so.
             with contextlib.suppress(StoreError):
                 await self.now()
             await asyncio.sleep(KEEP_SECONDS)
@@ -93,6 +94,7 @@ class Following(Generic[C]):
             # A request from now on may follow a commit that this look does not see.
             self._next = None
             copy = self._copy
+            # What changed is no longer listed, or another leader listed it: read all again (14.25).
             with contextlib.suppress(LostTrack):
                 if copy is not None and await self._follow(copy):
                     return copy

@@ -1,4 +1,4 @@
-"""Has a node expose a port of a job to those who log in there as gateways do."""
+"""The leader has a node expose a port of a job, for followers: they log in there as gateways do."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class WaysSession:
         self._carried = carried
         self._name = secrets.token_hex(8)
         self._version = 0
-        self._wants_to_tell = asyncio.Event()
+        self._must_send = asyncio.Event()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -167,12 +167,12 @@ class WaysSession:
 
     def emptied(self, replica_id: str) -> None:
         """The last request of this replica has ended: the leader may wait for that."""
-        self._wants_to_tell.set()
+        self._must_send.set()
 
     async def _live(self, link: Link) -> None:
         """Raises what ends it."""
         connection = link.connection
-        telling: asyncio.Task[None] | None = None
+        sender: asyncio.Task[None] | None = None
         try:
             await connection.send(self._request(link))
             head = await while_it_leads(connection.answer("GET"), link.over)
@@ -186,7 +186,7 @@ class WaysSession:
             self._version = 0
             # What was counted while nobody led would look like the work of one second.
             self._carried.take()
-            telling = asyncio.create_task(self._tell_on(connection), name="ways: tells")
+            sender = asyncio.create_task(self._send_on(connection), name="ways: sends")
             lines = Lines(MAX_LINE)
             while True:
                 async with asyncio.timeout(SILENCE_SECONDS):
@@ -200,9 +200,9 @@ class WaysSession:
             raise _Refused from error
         finally:
             connection.close()
-            if telling is not None:
-                telling.cancel()
-                await asyncio.gather(telling, return_exceptions=True)
+            if sender is not None:
+                sender.cancel()
+                await asyncio.gather(sender, return_exceptions=True)
 
     def _request(self, link: Link) -> bytes:
         asked = [
@@ -224,11 +224,11 @@ class WaysSession:
                 if message.nodes is not None:
                     self._nodes(message.nodes)
                 self._version = message.version
-                self._wants_to_tell.set()
+                self._must_send.set()
             case Beat():
                 pass
 
-    async def _tell_on(self, connection: ReplicaConnection) -> None:
+    async def _send_on(self, connection: ReplicaConnection) -> None:
         with contextlib.suppress(UpstreamError):
             while True:
                 for counted in self._counted():
@@ -236,8 +236,8 @@ class WaysSession:
                     await connection.send(b"%x\r\n%s\r\n" % (len(line), line))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(COUNT_SECONDS):
-                        await self._wants_to_tell.wait()
-                self._wants_to_tell.clear()
+                        await self._must_send.wait()
+                self._must_send.clear()
 
     def _counted(self) -> Iterable[Counted]:
         version, in_flight = self._version, self._carried.in_flight()

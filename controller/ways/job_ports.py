@@ -1,6 +1,6 @@
 """Terminals and forwarded ports that a follower carries itself, so that they outlast the leader.
 
-Who may have them the database tells, when they begin and while they go on.
+The database says who may have them, when they begin and as long as they last.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class _Known:
 
 
 class JobPorts:
-    """`secret`: what the keys of terminals are derived from, as at the leader. Each answer raises
-    ServiceError, StoreError and NeedsLeader."""
+    """Answers requests for ports and terminals. `secret`: what the keys of terminals are derived
+    from, as at the leader. Each answer raises ServiceError, StoreError or NeedsLeader."""
 
     def __init__(self, reads: DashboardReads, ways: LentWays, secret: bytes) -> None:
         self._reads = reads
@@ -50,7 +50,7 @@ class JobPorts:
 
     @property
     def routes(self) -> Mapping[str, Answer]:
-        """What answers, by the path of the route. All are for GET."""
+        """The answers to GET, by the path of the route."""
         answers = {PORT_PATH: self._port, TERMINAL_PATH: self._terminal}
         return {prefix + path: one for prefix in ("", API) for path, one in answers.items()}
 

@@ -188,12 +188,12 @@ class _Session:
     async def go_on(self, request: web.Request) -> None:
         """Return when the follower leaves, or falls silent."""
         self._look_at_all()
-        telling = asyncio.create_task(self._tell_on(), name="follower's ways")
+        sender = asyncio.create_task(self._send_on(), name="follower's ways")
         try:
             await self._hear_on(request)
         finally:
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
             now = self._parts.traffic.now()
             for key in self._counted:
                 # Nothing may be concluded from counts that are not known at the moment.
@@ -253,7 +253,7 @@ class _Session:
         nodes = self._parts.nodes.pipeline.nodes
         return tuple(node_of(nodes[node_id]) for node_id in sorted(used) if node_id in nodes)
 
-    async def _tell_on(self) -> None:
+    async def _send_on(self) -> None:
         looked_at = asyncio.get_running_loop().time()
         while True:
             message: ServicesChanged | Beat = Beat()

@@ -26,14 +26,15 @@ from controller.ways.messages import JobWay
 from controller.ways.nodes import Nodes
 
 ASK_SECONDS = 5.0
-"""So long the leader has to lend a way; it may not have reached the node again."""
+"""The time in which the leader must lend a way: it may still be connecting to the node."""
 IDLE_SECONDS = 600.0
-"""A way that nobody has used for so long is forgotten, and with the last one its node."""
+"""Seconds after its last use at which a way is forgotten, and with its last way a node."""
 MAX_BYTES = 64 << 10
 
 
 class _Kept(msgspec.Struct):
-    """A way with the requests that use it. `failed`: the leader is asked again."""
+    """A way and the number of requests that use it. If it has `failed`, the next request asks the
+    leader for another one."""
 
     way: JobWay
     users: int = 0
@@ -58,7 +59,8 @@ class LentWay:
 
 
 class LentWays:
-    """`identity`: the key that opens exposed ports on nodes alone."""
+    """The ways that this follower holds, one for each attempt, with connections of their own to
+    nodes. `identity`: the key that opens exposed ports on nodes alone."""
 
     def __init__(self, links: LeaderLinks, identity: asyncssh.SSHKey) -> None:
         self._links = links
@@ -78,7 +80,7 @@ class LentWays:
             # Another request may have asked as well.
             kept = self._kept.setdefault(attempt_id, _Kept(way))
             kept.way, kept.failed = way, False
-            self._tell_nodes()
+            self._update_nodes()
         kept.users += 1
         try:
             yield LentWay(kept, self._nodes)
@@ -93,9 +95,9 @@ class LentWays:
         since = asyncio.get_running_loop().time() - IDLE_SECONDS
         if kept is not None and not kept.users and kept.left_at <= since:
             del self._kept[attempt_id]
-            self._tell_nodes()
+            self._update_nodes()
 
-    def _tell_nodes(self) -> None:
+    def _update_nodes(self) -> None:
         nodes = {one.way.node.id: one.way.node for one in self._kept.values()}
         self._nodes.links.update(nodes.values())
 

@@ -16,8 +16,8 @@ AVOIDED_SECONDS = 30.0
 
 
 class Nodes:
-    """The ways to nodes. A node that can't be reached from here costs few requests their time.
-    `identity`: the key that opens exposed ports on nodes alone."""
+    """Opens streams to exposed ports. After a node could not be reached, it refuses at once for
+    `AVOIDED_SECONDS`. `identity`: the key that opens exposed ports on nodes alone."""
 
     def __init__(self, identity: asyncssh.SSHKey) -> None:
         self.links = NodeLinks(identity)

@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 MAX_AT_ONCE = 8
 MAX_HELD = 256 << 10
-"""Bytes that are held of each log; what a longer one has more is fetched once it is printed."""
+"""Bytes that are held of each log. The rest of a longer log is fetched when it is printed."""
 _FRAME_BYTES = 200
 """What a frame costs besides its payload."""
 
 
 class Fetched(NamedTuple):
-    """The frames that are held, and the offset from which the rest is to be fetched; None: it is
-    all there."""
+    """The frames of a log that are held, and the offset at which the rest begins; None: nothing is
+    left to fetch."""
 
     frames: Iterable[Frame]
     goes_on_at: int | None
@@ -43,12 +43,14 @@ _Slot = SimpleQueue[Fetched | BaseException]
 def stored_logs(
     client: ControllerClient, run_id: str, start: Start, wanted: Iterable[tuple[T, str]]
 ) -> Iterator[tuple[T, Iterator[Frame]]]:
-    """Yield the frames of each wanted log, from its start on, in their order. `wanted`: what the
-    caller knows a log by, and its attempt's id. What a fetch raises comes with the frames."""
+    """Yield the frames of each wanted log, from `start` on, in the order of `wanted`. Its items are
+    what the caller knows a log by, and the id of its attempt. The frames raise what their fetch
+    raised."""
     coming: deque[tuple[T, Iterator[Frame]]] = deque()
     for item, attempt_id in wanted:
         slot: _Slot = SimpleQueue()
         fetch = partial(_fetched, client, run_id, attempt_id, start)
+        # A daemon: a log that does not come must not hold up the end of the command.
         threading.Thread(target=_fill, args=(slot, fetch), daemon=True).start()
         coming.append((item, _frames(client, run_id, attempt_id, slot)))
         if len(coming) >= MAX_AT_ONCE:

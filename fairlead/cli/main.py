@@ -253,6 +253,8 @@ def run(arguments: Sequence[str]) -> int:
     except _Usage as error:
         return _fail(str(error), EXIT_USAGE)
     except ImportError as error:
+        # The client is installed without what daemons need. Any other missing module is a fault of
+        # ours.
         if not daemons.is_of_an_extra(error):
             return _unforeseen(error)
         return _fail(daemons.missing(*_command_and_extra(arguments)), EXIT_FAILED)
@@ -274,6 +276,7 @@ def run(arguments: Sequence[str]) -> int:
         _silence_stdout()
         return EXIT_BROKEN_PIPE
     except OSError as error:
+        # A full disk (ENOSPC): the buffer of stdout keeps what write(2) did not take.
         if not _keeps_unwritten():
             return _unforeseen(error)
         _silence_stdout()

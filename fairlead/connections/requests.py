@@ -214,6 +214,7 @@ class Requests:
             except Violation as error:
                 raise self.lost(error, address) from None
             response.close()
+            # The WebSocket has the socket now; the end of this block must not close it.
             unless_accepted.pop_all()
         return websocket.WebSocket(plain)
 

@@ -58,6 +58,7 @@ def require_accepted(
 ) -> None:
     """Raises Violation when the answer with status 101 is not one to this key. The others are its
     headers Upgrade, Connection and Sec-WebSocket-Accept."""
+    # A list, in any case (RFC 9110, 7.6.1): a proxy may name more than `upgrade`.
     options = [one.strip().lower() for one in (connection or "").split(",")]
     is_upgrade = (upgrade or "").lower() == "websocket" and "upgrade" in options
     if not is_upgrade or accept != accept_of(key):
@@ -143,6 +144,7 @@ class FrameReader:
 
     def _check_order(self, first: int) -> None:
         opcode = Opcode(first & OPCODE)
+        # Control frames may come between the frames of a message (RFC 6455, 5.4).
         if opcode >= Opcode.CLOSE:
             return
         if self._in_message is not (opcode is Opcode.CONTINUATION):
@@ -205,6 +207,7 @@ class WebSocket(Closing):
             for opcode, payload in self._checked(reader, data):
                 if opcode is Opcode.CLOSE:
                     self._close_code = None
+                    # Whoever gets a close frame answers with its code (RFC 6455, 5.5.1).
                     self._answer(frame(Opcode.CLOSE, payload[:2]))
                     if int.from_bytes(payload[:2], "big") != CloseCode.OK:
                         raise Closed
@@ -230,6 +233,7 @@ class WebSocket(Closing):
         try:
             return reader.feed(data)
         except Violation as error:
+            # The server learns from its close frame which rule it broke (RFC 6455, 7.4.1).
             self._close_code = error.code
             raise
 

@@ -57,6 +57,7 @@ def git_files(folder: Path, is_ignored: IsIgnored | None = None) -> list[str]:
 
 
 def _kept(listed: str | None, is_ignored: IsIgnored | None) -> list[str]:
+    # A set: a file in a merge conflict is listed once for each stage (git-ls-files(1)).
     names = sorted({name for name in (listed or "").split("\0") if name})
     return [name for name in names if is_ignored is None or not is_ignored(name)]
 
@@ -93,6 +94,7 @@ def _add_kept(
     before = _kept(_git(root, "ls-tree", "-r", "-z", "--name-only", commit), is_ignored)
     # The user's index lists files that were deleted since, and git refuses to add those.
     now = (name for name in git_files(root, is_ignored) if os.path.lexists(root / name))
+    # A repository within this one is listed as `NAME/`; git would add it as a submodule.
     added = sorted({*before, *(name for name in now if not name.endswith("/"))})
     if added:
         names.write_bytes(b"".join(os.fsencode(name) + b"\0" for name in added))
@@ -146,6 +148,8 @@ def _remote(root: Path) -> str | None:
     branch = _git(root, "symbolic-ref", "--short", "-q", "HEAD", may_fail=True)
     if branch:
         chosen = _git(root, "config", f"branch.{branch}.remote", may_fail=True)
+        # `.`: the branch follows another one of this repository (git-config(1),
+        # branch.<name>.remote).
         if chosen and chosen != ".":
             return chosen
     remotes = (_git(root, "remote") or "").split()

@@ -95,6 +95,7 @@ def _download(rest: ControllerClient, run: str, one: OutputsView, target: Path, 
             archive.extractall(target, filter="data")
         arriving.unlink()
     except tarfile.TarError as error:
+        # Another try goes on behind what has arrived, so it would keep the damage.
         arriving.unlink(missing_ok=True)
         raise OutputsMissing(f"the outputs came damaged ({error}); pull them again") from None
     except OSError as error:

@@ -203,6 +203,7 @@ def _tree(folder: Path, field: str, also_ignored: IsIgnored | None) -> list[tupl
     try:
         if look_at_git(folder) is not None:
             names = git_files(folder, is_ignored)
+            # The index also lists submodules, and files that were deleted since.
             return [(name, folder / name) for name in names if _is_there(folder / name)]
     except GitError as error:
         raise ConfigurationError(field, str(error)) from None
@@ -211,6 +212,7 @@ def _tree(folder: Path, field: str, also_ignored: IsIgnored | None) -> list[tupl
         below = Path(path).relative_to(folder)
         folders[:] = [
             name
+            # In this order, the same files make the same archive, which need not be sent again.
             for name in sorted(folders)
             if name != ".git"
             and not (is_ignored and is_ignored(_folder_name(folder, below / name)))

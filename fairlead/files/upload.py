@@ -84,6 +84,7 @@ def _send(
     client: ControllerClient, digest: str, upload: Upload, tell: Callable[[str], None]
 ) -> None:
     """Send what no earlier upload of the user has, else all of it."""
+    # A single part is the whole file: to ask for it first would only cost a request.
     if 1 < len(upload.parts) <= MAX_PARTS:
         try:
             missing = client.missing_parts(digest, upload.parts)

@@ -31,6 +31,7 @@ CONNECT_SECONDS = 15.0
 
 
 async def takes_one(far: Port) -> bool:
+    """Return whether the runner behind this port takes over a socket that it is offered."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
@@ -44,8 +45,8 @@ async def takes_one(far: Port) -> bool:
 
 
 class Caller(RelayEnd):
-    """The gateway's side. `connect` opens the other one. `tells`: the connection begins with a line
-    that says whether that worked."""
+    """The side of a gateway or follower. `connect` opens the other one. `tells`: the
+    connection begins with a line that says whether that worked."""
 
     def __init__(self, connect: Callable[..., Awaitable[Port]], *, tells: bool) -> None:
         super().__init__()

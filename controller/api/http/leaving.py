@@ -1,4 +1,4 @@
-"""How a controller that is stopped takes leave of its clients, so that none is reset.
+"""A controller that is stopped ends the connections of its clients, and resets none.
 
 Load balancers learn it from the route of its health. From then on each answer says that its
 connection ends with it, and what has come by then is answered before connections are closed.
@@ -19,7 +19,7 @@ _UNANSWERED: web.RequestKey[object] = web.RequestKey("unanswered", object)
 
 
 class Leaving:
-    """Of one application. `has_begun`: its controller is being stopped."""
+    """The end of one application's connections. `has_begun`: its controller is being stopped."""
 
     def __init__(self) -> None:
         self.has_begun = False

@@ -428,6 +428,7 @@ async def _all_or_none(works: Iterable[Coroutine[None, None, bool]]) -> list[boo
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
+        # `gather` leaves the others running when one fails.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

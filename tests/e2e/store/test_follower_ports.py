@@ -118,11 +118,6 @@ async def _status(at: ControllerProcess, path: str, token: str) -> int:
         return error.status
 
 
-def _lead_elsewhere(controllers: Controllers) -> bool:
-    _, *others = controllers.all
-    return any("this controller leads now" in one.daemon.log.read_text() for one in others)
-
-
 async def test_ports_and_terminals_at_a_follower_outlast_the_leader_and_end_with_their_token(
     controllers: Controllers,
 ) -> None:
@@ -142,7 +137,7 @@ async def test_ports_and_terminals_at_a_follower_outlast_the_leader_and_end_with
         async with _opened(follower, port, users.ada) as another:
             await _talk(another)
         number = 2
-        while not await asyncio.to_thread(_lead_elsewhere, controllers):
+        while not await asyncio.to_thread(controllers.has_successor):
             await _talk(forwarded)
             await _type(terminal, number)
             number += 1

@@ -84,7 +84,7 @@ async def test_requests_and_a_websocket_at_a_follower_outlast_the_leader(
             await eventually(lambda: len(answers) > 20)
             await asyncio.to_thread(first.kill9)
             before = len(answers)
-            while not await asyncio.to_thread(_leads_elsewhere, controllers):
+            while not await asyncio.to_thread(controllers.has_successor):
                 await _talk(socket)
             # Requests went on while nobody led, and go on with the next leader.
             assert len(answers) > before
@@ -145,11 +145,6 @@ async def _ask_on(
             answers.append(str(error))
 
 
-def _leads_elsewhere(controllers: Controllers) -> bool:
-    _, *others = controllers.all
-    return any("this controller leads now" in one.daemon.log.read_text() for one in others)
-
-
 async def test_a_replica_is_not_stopped_under_a_websocket_at_a_follower(
     controllers: Controllers,
 ) -> None:
@@ -193,7 +188,7 @@ async def test_a_browser_that_has_opened_a_service_at_a_follower_outlasts_the_le
         assert await browser.status("same-origin") == 200
         await asyncio.to_thread(first.kill9)
         answers = 0
-        while not await asyncio.to_thread(_leads_elsewhere, controllers):
+        while not await asyncio.to_thread(controllers.has_successor):
             assert await browser.status("same-origin") == 200
             answers += 1
         assert answers > 0

@@ -72,6 +72,11 @@ class Controllers:
         listed = run_cli("controllers", "--json", env=env).succeeded().json["controllers"]
         return {found["url"]: found["status"] for found in listed}
 
+    def has_successor(self) -> bool:
+        """Return whether another than the first has begun to lead."""
+        _, *others = self.all
+        return any("this controller leads now" in one.daemon.log.read_text() for one in others)
+
     def submit(self, to: ControllerProcess, key: str) -> Any:
         """The run's id, by a client that tries again when its connection was cut, or when the
         leader says that it may have been replaced: on a busy machine it may renew late."""
@@ -304,16 +309,11 @@ def test_a_paused_leader_is_replaced_and_stops_when_it_goes_on(controllers: Cont
     first, second, _ = controllers.all
     run_id = controllers.submit(second, "k")
     first.daemon.signal(signal.SIGSTOP)
-    wait_until(lambda: _leads_elsewhere(controllers), what="a successor")
+    wait_until(controllers.has_successor, what="a successor")
     assert controllers.submit(second, "k") == run_id
     first.daemon.signal(signal.SIGCONT)
     assert first.daemon.wait() == 1
     assert "another controller has taken over" in first.daemon.tail()
-
-
-def _leads_elsewhere(controllers: Controllers) -> bool:
-    _, *others = controllers.all
-    return any("this controller leads now" in one.daemon.log.read_text() for one in others)
 
 
 def test_while_the_database_hangs_a_submission_is_answered_and_is_done_once(

@@ -19,8 +19,7 @@ from controller.forwarding.follower import make_app
 from controller.forwarding.follower_links import BY_ITSELF, LOGS_PATH, FollowerLinks
 from controller.forwarding.forwarder import Forwarder
 from controller.forwarding.leader_links import LeaderLinks
-from controller.forwarding.leader_logs import LeaderLogs
-from controller.forwarding.live_logs import StreamLost
+from controller.forwarding.live_logs import LeaderLogs, StreamLost
 from controller.relay import leader_at
 from controller.replica.alone import NeedsLeader
 from tests.support.waiting import eventually

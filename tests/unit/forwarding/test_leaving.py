@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -17,21 +15,12 @@ from controller.forwarding import follower as module
 from controller.forwarding.follower_links import FollowerLinks
 from controller.relay import leader_at
 from tests.support.waiting import LONG, eventually
-from tests.unit.forwarding.test_forwarding import Bed
+from tests.unit.forwarding.test_forwarding import Bed, bed
 from tests.unit.forwarding.watching import WatchBed
 
+__all__ = ["bed"]
 ASKED = b"GET /seen HTTP/1.1\r\nHost: x\r\n\r\n"
 HEALTH = "/v1/health"
-
-
-@pytest.fixture
-async def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
-    monkeypatch.setattr("common.proxy.upstream.IDLE_SECONDS", 3600.0)
-    made = Bed(tmp_path)
-    await made.follow()
-    yield made
-    await made.session.close()
-    await made.closing.aclose()
 
 
 def address(bed: Bed) -> tuple[str, int]:

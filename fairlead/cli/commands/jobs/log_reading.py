@@ -171,6 +171,7 @@ def _of_all(
     ended: SimpleQueue[BaseException | None] = SimpleQueue()
     for job in works:
         work = partial(_carry, client, run.id, job, outages, start, timestamps)
+        # A daemon: after Ctrl-C the command must not wait for a log that is silent.
         threading.Thread(target=_guarded, args=(work, ended), daemon=True).start()
     for _ in works:
         error = next_of(ended)
