@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from common.threads import together
 from fairlead.wire.errors import Refused
 from fairlead.wire.shim import (
     AllocationInfo,
@@ -438,10 +439,11 @@ class Supervisor:
         last."""
         info = task.info
         run_is_used = self._run_is_used(info.run_id, besides=info.id)
-        await self.fences.forget(info.run_id, info.id, run_is_used)
+        writes = [self.fences.forget(info.run_id, info.id, run_is_used)]
         allocation = self.ledger.without_task(info.allocation_id, info.id)
         if allocation is not None:
-            await self._books.allocations.save(allocation.id, allocation)
+            writes.append(self._books.allocations.save(allocation.id, allocation))
+        await together(*writes)
         await self._books.tasks.delete(info.id)
         del self._tasks[info.id]
 

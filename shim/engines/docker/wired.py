@@ -243,8 +243,12 @@ class WiredNetworks:
             return None
         return found
 
+    async def ended(self, task_id: str) -> None:
+        """Remove the wire and the rules of a container that has ended. Its address stays taken."""
+        await self._call(lambda: self._wires.cut(task_id))
+
     async def removed(self, task_id: str) -> None:
-        """Remove the rules of a container that is gone."""
+        """Give back the address of a container that is gone."""
         address = await self._call(lambda: self._wires.detach(task_id))
         for given in self._given.values():
             given.discard(str(address))
