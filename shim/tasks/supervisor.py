@@ -461,14 +461,12 @@ class Supervisor:
     def _addresses_besides(self, task: TaskState) -> frozenset[str]:
         """Return the addresses of the run's other tasks whose container is there, or is about to
         be."""
-        return frozenset(
-            other.info.address
+        addresses = (
+            other.coming.address
             for other in self._tasks.values()
-            if other.info.run_id == task.info.run_id
-            and other is not task
-            and not other.ended
-            and other.info.address is not None
+            if other.info.run_id == task.info.run_id and other is not task and not other.ended
         )
+        return frozenset(one for one in addresses if one is not None)
 
     def _check_network(self, request: TaskRequest) -> None:
         """Raise Refused (409 `no_network`) if the task's run would have one network too many. A run

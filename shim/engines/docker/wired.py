@@ -36,6 +36,7 @@ _ID = 12
 """Docker's short ids, which are the host names of containers without one."""
 _RESOLVERS = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
 """The second has the servers behind systemd-resolved, which the first names as 127.0.0.53."""
+_PROC = Path("/proc")
 _MAX_MESSAGE = 1 << 16
 _LOST = "the shim connects no containers any more; its log says why"
 _HOSTS, _DNS = "/etc/hosts", "/etc/resolv.conf"
@@ -231,6 +232,10 @@ class WiredNetworks:
                 raise NodeFault(f"the container's network cannot be made: {error}") from None
 
     def _is_still(self, container_id: str, pid: int) -> bool:
+        """Return whether the process is still the container's first one."""
+        if is_in_cgroup_of(container_id, pid):
+            return True
+        # On nodes with cgroups of both versions, the engine may leave all containers in one's root.
         state = self._api.inspect_container(container_id)["State"]
         return bool(state["Running"]) and state["Pid"] == pid
 
@@ -273,6 +278,18 @@ class WiredNetworks:
                 log.warning("the networks of containers are not repaired: %s", error)
             # An engine that starts removes dozens of rules, one after the other.
             await asyncio.sleep(_REST_SECONDS)
+
+
+def is_in_cgroup_of(container_id: str, pid: int) -> bool:
+    """Return whether the kernel accounts for the process in a cgroup of the container.
+
+    The kernel gives the number of an ended process to another one, but not this cgroup: with its
+    first process all of a container ends, and only root of the node moves a process into it.
+    """
+    try:
+        return container_id in (_PROC / str(pid) / "cgroup").read_text()
+    except OSError:
+        return False
 
 
 def resolvers(files: Iterable[Path] = _RESOLVERS) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -242,6 +242,53 @@ def test_all_addresses_are_given_once_and_again_when_they_are_back() -> None:
     assert wires.give() in given
 
 
+ID = "5f" * 32
+
+
+class Inspected:
+    """An engine that says of each container: it runs, and its first process is 7."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def inspect_container(self, container_id: str) -> dict[str, Any]:
+        self.asked += 1
+        return {"State": {"Running": True, "Pid": 7}}
+
+
+@pytest.mark.parametrize(
+    ("pid", "cgroups", "is_still", "asked"),
+    [
+        (7, f"0::/system.slice/docker-{ID}.scope\n", True, 0),
+        (7, f"4:memory:/docker/{ID}\n0::/\n", True, 0),
+        (7, "0::/\n", True, 1),
+        (8, f"0::/docker/{ID[::-1]}\n", False, 1),
+        (8, None, False, 1),
+    ],
+    ids=["version 2", "version 1", "the root", "another container", "an ended process"],
+)
+async def test_the_kernel_tells_whose_a_process_is_and_else_the_engine(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pid: int,
+    cgroups: str | None,
+    is_still: bool,
+    asked: int,
+) -> None:
+    monkeypatch.setattr(wired, "_PROC", tmp_path)
+    if cgroups is not None:
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cgroup").write_text(cgroups)
+    networks = wired.WiredNetworks(_never_called, "install-1", Path)
+    networks._api = engine = Inspected()
+    assert networks._is_still(ID, pid) is is_still
+    assert engine.asked == asked
+
+
+def _never_called(act: object) -> Any:
+    raise AssertionError("no thread is needed")
+
+
 @pytest.mark.parametrize(
     ("text", "servers"),
     [
