@@ -1,9 +1,10 @@
-"""Work in a thread that is awaited to its end, also when its task is cancelled."""
+"""Work that is awaited to its end: in a thread, also when its task is cancelled, or several at
+once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -25,3 +26,14 @@ async def to_the_end(working: asyncio.Future[T], abandon: Callable[[], None] | N
         if not working.cancelled():
             working.exception()  # asyncio logs an error that nobody took
         raise
+
+
+async def together(*works: Awaitable[object]) -> None:
+    """Wait until all works have ended; then raise the error of the first one that failed.
+
+    `asyncio.gather` alone would let the others go on after an error, and a TaskGroup would cancel
+    them halfway.
+    """
+    for result in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result

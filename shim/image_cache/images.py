@@ -98,6 +98,10 @@ class Images:
         self._settled.set()
         self._collecting: asyncio.Task[None] | None = None
         self._wanted_again = False
+        self._in_turn = asyncio.Lock()
+        """For collections: of two at once, each would count what only one of them removes."""
+        self._removed = 0
+        """How many images were removed in this life."""
 
     async def open(self) -> None:
         self._ours = (await self._records.load()).records
@@ -192,16 +196,20 @@ class Images:
 
     async def collect(self, *, until: float | None = None) -> int:
         """Remove images if the disk is above the high mark, or down to `until`; return how many."""
+        async with self._in_turn:
+            before = self._removed
+            await self._collect(until)
+            return self._removed - before
+
+    async def _collect(self, until: float | None) -> None:
         if until is None:
             if self._watermarks is None or await self._share_used() <= self._watermarks.high:
-                return 0
+                return
             until = self._watermarks.low
-        gone = 0
         for record in sorted(self._ours.values(), key=lambda each: each.used_at):
             if await self._share_used() <= until:
                 break
-            gone += await self._remove_unused(record)
-        return gone
+            await self._remove_unused(record)
 
     async def _pull(
         self, reference: str, auth: RegistryAuth | None, pull: _SharedPull
@@ -225,11 +233,15 @@ class Images:
     async def _pull_with_room(
         self, reference: str, auth: RegistryAuth | None, pull: _SharedPull
     ) -> ImageInfo:
+        before = self._removed
         try:
             return await self._pull_once(reference, auth, pull.tell)
         except ImageError as error:
-            may_remove = error.problem is ImageProblem.NO_SPACE and pull.is_for_a_task
-            if not may_remove or not await self._make_room():
+            if error.problem is not ImageProblem.NO_SPACE or not pull.is_for_a_task:
+                raise
+            await self._make_room()
+            # Whoever removed it: another collection may have been faster.
+            if self._removed == before:
                 raise
             # Only once more: what could be removed is removed by now.
             return await self._pull_once(reference, auth, pull.tell)
@@ -256,33 +268,33 @@ class Images:
                 f"pulling {reference} made no progress for {self._stall:g} s", ImageProblem.STALLED
             ) from None
 
-    async def _make_room(self) -> bool:
-        return await self.collect(until=self._watermarks.low if self._watermarks else 0.0) > 0
+    async def _make_room(self) -> None:
+        await self.collect(until=self._watermarks.low if self._watermarks else 0.0)
 
     async def _share_used(self) -> float:
         storage = await self._engine.storage()
         return storage.used / storage.total if storage and storage.total else 0.0
 
-    async def _remove_unused(self, record: ImageRecord) -> bool:
+    async def _remove_unused(self, record: ImageRecord) -> None:
         image = await self._engine.local_image(record.reference)
         if self._is_kept(record.reference):
-            return False
+            return
         if image is not None and (self._is_used(image) or self._is_wanted(record.reference)):
-            return False
+            return
         # From here on no task may find the image that is being removed.
         self._settled.clear()
         try:
             if image is not None and not await self._engine.remove_image(record.reference):
-                return False
+                return
         finally:
             self._settled.set()
         if image is not None:
+            self._removed += 1
             log.info("image %s is removed: the disk is nearly full", record.reference)
             if await self._engine.local_image(image.id) is None:
                 await self.access.forget(image.id)
         self._ours.pop(_key(record.reference), None)
         await self._records.delete(_key(record.reference))
-        return image is not None
 
     def _is_used(self, image: ImageInfo) -> bool:
         """Return whether the image is used. A task that is looking for an image now may be about to

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from common.files.task_folder import EXIT_RECORD_NAME
+from common.threads import together
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.shim import TaskReason, TaskStatus
 from shim.access import runner_socket
@@ -67,8 +68,8 @@ async def drive(ctx: StepContext) -> None:
 async def undo_all(ctx: StepContext) -> None:
     """Undo all steps. Raises EngineError or OSError; it may be called again then."""
     for stage in reversed(STAGES):
-        for step in reversed(stage):
-            await step.undo(ctx)
+        # The container goes before what it uses, and the folders go last.
+        await together(*(step.undo(ctx) for step in stage))
 
 
 async def _set_up(ctx: StepContext) -> bool:
@@ -227,16 +228,11 @@ async def _exit_of(ctx: StepContext) -> Exit:
 
 async def _report_end(ctx: StepContext, ended: Exit) -> None:
     task = ctx.task
-    await _release_volumes(ctx)
-    # Also with the task's removal, for which its user may let it wait.
-    await Leaves().undo(ctx)
-    exit_record = await asyncio.get_running_loop().run_in_executor(
-        ctx.executor, _read_exit_record, ctx
-    )
-    has_outputs = await asyncio.get_running_loop().run_in_executor(
-        ctx.executor, outputs.has_any, ctx.settings.job_folder(task.info.id)
-    )
-    changes: dict[str, Any] = {"exit_record": exit_record, "has_outputs": has_outputs}
+    reading = asyncio.get_running_loop().run_in_executor(ctx.executor, _what_is_left, ctx)
+    # Leaves go also with the task's removal, for which its user may let it wait.
+    await together(reading, _release_volumes(ctx), Leaves().undo(ctx))
+    changes = reading.result()
+    exit_record = changes["exit_record"]
     reason: str | None
     reason, message = _why(ended, exit_record)
     if task.record.stop is not None:
@@ -276,6 +272,12 @@ def _ended_by_itself(ended: Exit, exit_record: str | None) -> bool:
         # The record lies in the job's folder, so it may hold anything, or be missing.
         return ended.oom_killed
     return not record.container_stopped
+
+
+def _what_is_left(ctx: StepContext) -> dict[str, Any]:
+    """Return what the task's folder says of its end. Blocking."""
+    folder = ctx.settings.job_folder(ctx.task.info.id)
+    return {"exit_record": _read_exit_record(ctx), "has_outputs": outputs.has_any(folder)}
 
 
 def _read_exit_record(ctx: StepContext) -> str | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from common.threads import together
 from fairlead.wire.errors import Refused
 from fairlead.wire.shim import (
     AllocationInfo,
@@ -438,10 +439,11 @@ class Supervisor:
         last."""
         info = task.info
         run_is_used = self._run_is_used(info.run_id, besides=info.id)
-        await self.fences.forget(info.run_id, info.id, run_is_used)
+        writes = [self.fences.forget(info.run_id, info.id, run_is_used)]
         allocation = self.ledger.without_task(info.allocation_id, info.id)
         if allocation is not None:
-            await self._books.allocations.save(allocation.id, allocation)
+            writes.append(self._books.allocations.save(allocation.id, allocation))
+        await together(*writes)
         await self._books.tasks.delete(info.id)
         del self._tasks[info.id]
 
@@ -459,14 +461,12 @@ class Supervisor:
     def _addresses_besides(self, task: TaskState) -> frozenset[str]:
         """Return the addresses of the run's other tasks whose container is there, or is about to
         be."""
-        return frozenset(
-            other.info.address
+        addresses = (
+            other.coming.address
             for other in self._tasks.values()
-            if other.info.run_id == task.info.run_id
-            and other is not task
-            and not other.ended
-            and other.info.address is not None
+            if other.info.run_id == task.info.run_id and other is not task and not other.ended
         )
+        return frozenset(one for one in addresses if one is not None)
 
     def _check_network(self, request: TaskRequest) -> None:
         """Raise Refused (409 `no_network`) if the task's run would have one network too many. A run

@@ -42,12 +42,18 @@ class TaskState:
         self.driver: asyncio.Task[None] | None = None
         self._records = records
         self._events = events
+        self._noted: dict[str, Any] = {}
         if record.stop is not None:
             self.stop_wanted.set()
 
     @property
     def info(self) -> TaskInfo:
         return self.record.info
+
+    @property
+    def coming(self) -> TaskInfo:
+        """The task with what is noted, which is neither stored nor announced yet."""
+        return msgspec.structs.replace(self.info, **self._noted)
 
     @property
     def request(self) -> TaskRequest:
@@ -83,8 +89,17 @@ class TaskState:
         }.get(info.status)
         log.info("task %s: %s%s", info.id, info.status, f": {_readable(about)}" if about else "")
 
+    def note(self, **changes: Any) -> None:
+        """Note changes for the next record: they are stored and announced with it, and not before.
+
+        So the steps before a container is made need one record. A crash takes back what nobody has
+        heard of.
+        """
+        self._noted.update(changes)
+
     async def change(self, **changes: Any) -> None:
-        self._apply(**changes)
+        noted, self._noted = self._noted, {}
+        self._apply(**noted | changes)
         # What is stored is what is announced: the task may change again during the write.
         info = self.info
         await self._records.save(info.id, self.record)

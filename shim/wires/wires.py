@@ -47,6 +47,8 @@ class Wires:
         self._namespace = namespace
         self._attached: dict[str, Attachment] = {}
         """By the name of the wire."""
+        self._cut: dict[str, IPv4Address] = {}
+        """The addresses of wires that are cut, whose containers may be there still."""
         self._subnet = IPv4Network("0.0.0.0/30")
         self._given: set[IPv4Address] = set()
         self._last = 0
@@ -216,25 +218,39 @@ class Wires:
         setting, value = ("accept_ra", "0") if self._has_ipv6 else ("disable_ipv6", "1")
         self._namespace.write(f"{_IPV6}/{name}/{setting}", value)
 
-    def detach(self, task_id: str) -> IPv4Address | None:
-        """Forget the container's wire, which the kernel removes with the container's namespace.
+    def cut(self, task_id: str) -> None:
+        """Remove the wire and the rules of a container that has ended; may be repeated.
 
-        Return its address; None: it had no wire.
+        Its address stays taken until `detach`: as long as the container is there, somebody may look
+        it up there.
         """
         name = self._names.wire(task_id)
         with self._lock:
-            one = self._attached.pop(name, None)
+            one = self._attached.get(name)
             if one is None:
-                return None
+                return
+            # Usually the kernel has removed it, with the container's namespace.
             self._unlink(name)
-            self._given.discard(one.address)
+            del self._attached[name]
+            self._cut[name] = one.address
             last = all(other.run_id != one.run_id for other in self._attached.values())
             try:
                 self._nft(rules.remove(self._names, one.run_id, name, last=last))
             except WireError as error:
                 # Another program flushed the table: `repair` writes it without this wire.
                 log.warning("the rules of %s are not removed: %s", name, error)
-        return one.address
+
+    def detach(self, task_id: str) -> IPv4Address | None:
+        """Forget the wire of a container that is gone, and cut it unless that is done.
+
+        Return its address, which may be given again; None: it had no wire.
+        """
+        with self._lock:
+            self.cut(task_id)
+            address = self._cut.pop(self._names.wire(task_id), None)
+            if address is not None:
+                self._given.discard(address)
+        return address
 
     def repair(self) -> tuple[Attachment, ...]:
         """Put back what the node's firewall has lost. Return those whose wire is gone."""

@@ -10,12 +10,14 @@ T = TypeVar("T")
 
 
 class MemoryRecords(Generic[T]):
-    """For tests: as durable as the object itself."""
+    """For tests: as durable as the object itself. `saves` counts the writes."""
 
     def __init__(self) -> None:
         self.kept: dict[str, T] = {}
+        self.saves = 0
 
     async def save(self, key: str, record: T) -> None:
+        self.saves += 1
         self.kept[key] = record
 
     async def delete(self, key: str) -> None:

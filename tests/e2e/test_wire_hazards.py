@@ -288,6 +288,32 @@ def test_a_wire_is_whole_after_a_kill_at_each_of_its_steps(node: WireNode, membe
     assert cuts > 4
 
 
+def test_a_kill_at_each_step_of_a_containers_end_leaves_no_wire(
+    node: WireNode, member: Member
+) -> None:
+    command = ("nsenter", f"--net=/run/netns/{node.name}")
+    cuts, done = 0, False
+    while not done:
+        first = Wires("cut", Namespace(command))
+        first.open((), SUBNET)
+        address = IPv4Address(first.give())
+        one = Attachment(task_id="t", run_id="run", container="c", address=address)
+        first.attach(one, member.pid, lambda: True)
+        first._namespace = CutNamespace(command)
+        CutNamespace.left = cuts
+        try:
+            first.cut("t")
+            done = True
+        except Killed:
+            cuts += 1
+        second = Wires("cut", Namespace(command))
+        second.open((), SUBNET)
+        assert (node.wires(), node.routes()) == (set(), [])
+        assert first._names.wire("t") not in node.inside("nft", "list", "ruleset")
+        second.close()
+    assert cuts == 3
+
+
 def test_the_last_shim_leaves_nothing_in_the_nodes_firewall(node: WireNode) -> None:
     ours = ("iptables-save", "ip6tables-save")
     with wire_lab(node) as lab:

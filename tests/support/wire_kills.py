@@ -54,8 +54,10 @@ class KillLab:
             number = chosen.randrange(MEMBERS)
             (self._folder / f"told-{number}").unlink(missing_ok=True)
             if (address := self._label(number)) is not None:
-                wires.detach(_attachment(number, address).task_id)
+                task_id = _attachment(number, address).task_id
+                wires.cut(task_id)
                 (self._folder / f"label-{number}").unlink()
+                wires.detach(task_id)
             if chosen.random() < 0.2:
                 wires.repair()
             if chosen.random() < 0.8:

@@ -1,4 +1,4 @@
-"""Work in a thread is awaited to its end, also by a task that is cancelled."""
+"""Work is awaited to its end: in a thread, also by a task that is cancelled, or several at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from common.threads import to_the_end
+from common.threads import to_the_end, together
 
 
 async def test_a_cancelled_task_ends_when_its_thread_has_ended() -> None:
@@ -47,3 +47,39 @@ async def test_its_error_is_raised() -> None:
 def _in_thread(work: object) -> asyncio.Future[object]:
     assert callable(work)
     return asyncio.ensure_future(asyncio.to_thread(work))
+
+
+async def test_an_error_is_raised_once_the_other_works_have_ended() -> None:
+    ended, failed = [], asyncio.Event()
+
+    async def fail(why: str) -> None:
+        failed.set()
+        raise ValueError(why)
+
+    async def last() -> None:
+        await failed.wait()
+        await asyncio.sleep(0)
+        ended.append("last")
+
+    with pytest.raises(ValueError, match="first"):
+        await together(last(), fail("first"), fail("second"))
+    assert ended == ["last"]
+
+
+async def test_works_that_are_cancelled_have_ended_too() -> None:
+    begun, ended = asyncio.Event(), []
+
+    async def work() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("work")
+
+    waiting = asyncio.create_task(together(work()))
+    await begun.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert ended == ["work"]

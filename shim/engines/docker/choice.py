@@ -71,6 +71,10 @@ class ChosenNetworks:
         for networks in self._both():
             await networks.started(container_id)
 
+    async def ended(self, task_id: str) -> None:
+        for networks in self._both():
+            await networks.ended(task_id)
+
     async def removed(self, task_id: str) -> None:
         for networks in self._both():
             await networks.removed(task_id)

@@ -21,7 +21,7 @@ import msgspec
 import requests.exceptions
 import urllib3.exceptions
 
-from common.threads import to_the_end
+from common.threads import to_the_end, together
 from fairlead.wire.engine_abilities import EngineAbility
 from fairlead.wire.shim import EngineKind, NetworkMode, PullProgress, RegistryAuth
 from shim.engines.base import (
@@ -343,19 +343,19 @@ class DockerEngine:
         self._seen.discard(container_id)
 
     async def remove(self, task_id: str) -> None:
-        await self._remove_container(task_id)
+        name = containers.name_of(task_id)
+        found = None
+        with contextlib.suppress(NotFound):
+            found = await self._call(lambda: self._api.inspect_container(name))
+        if found is not None and containers.is_own(found, self._install_id):
+            removal = self._remove_container(found["Id"])
+            # If the engine failed, a job that runs would go on without its network.
+            has_ended = not found["State"]["Running"]
+            await (together(self._opened.ended(task_id), removal) if has_ended else removal)
         # Also after a removal by hand, which the engine answers with "not found" here.
         await self._opened.removed(task_id)
 
-    async def _remove_container(self, task_id: str) -> None:
-        name = containers.name_of(task_id)
-        try:
-            found = await self._call(lambda: self._api.inspect_container(name))
-        except NotFound:
-            return
-        if not containers.is_own(found, self._install_id):
-            return
-        container_id = found["Id"]
+    async def _remove_container(self, container_id: str) -> None:
         self._never_started.discard(container_id)
         self._forget(container_id)
         with contextlib.suppress(NotFound):

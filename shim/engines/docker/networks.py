@@ -80,6 +80,10 @@ class Networks(Protocol):
         """Complete the network of a container that runs; may be repeated. Raises NodeFull,
         NodeFault."""
 
+    async def ended(self, task_id: str) -> None:
+        """Take away what connects a container that has ended, while it is being removed; may be
+        repeated."""
+
     async def removed(self, task_id: str) -> None:
         """Clear up after a container that is gone."""
 
@@ -237,6 +241,9 @@ class RunNetworks:
 
     async def started(self, container_id: str) -> None:
         """Do nothing: Docker connects a container before its process runs."""
+
+    async def ended(self, task_id: str) -> None:
+        """Do nothing, as when it is removed."""
 
     async def removed(self, task_id: str) -> None:
         """Do nothing: Docker disconnects a container that it removes."""

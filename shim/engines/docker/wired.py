@@ -36,6 +36,7 @@ _ID = 12
 """Docker's short ids, which are the host names of containers without one."""
 _RESOLVERS = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
 """The second has the servers behind systemd-resolved, which the first names as 127.0.0.53."""
+_PROC = Path("/proc")
 _MAX_MESSAGE = 1 << 16
 _LOST = "the shim connects no containers any more; its log says why"
 _HOSTS, _DNS = "/etc/hosts", "/etc/resolv.conf"
@@ -231,6 +232,10 @@ class WiredNetworks:
                 raise NodeFault(f"the container's network cannot be made: {error}") from None
 
     def _is_still(self, container_id: str, pid: int) -> bool:
+        """Return whether the process is still the container's first one."""
+        if is_in_cgroup_of(container_id, pid):
+            return True
+        # On nodes with cgroups of both versions, the engine may leave all containers in one's root.
         state = self._api.inspect_container(container_id)["State"]
         return bool(state["Running"]) and state["Pid"] == pid
 
@@ -243,8 +248,12 @@ class WiredNetworks:
             return None
         return found
 
+    async def ended(self, task_id: str) -> None:
+        """Remove the wire and the rules of a container that has ended. Its address stays taken."""
+        await self._call(lambda: self._wires.cut(task_id))
+
     async def removed(self, task_id: str) -> None:
-        """Remove the rules of a container that is gone."""
+        """Give back the address of a container that is gone."""
         address = await self._call(lambda: self._wires.detach(task_id))
         for given in self._given.values():
             given.discard(str(address))
@@ -269,6 +278,18 @@ class WiredNetworks:
                 log.warning("the networks of containers are not repaired: %s", error)
             # An engine that starts removes dozens of rules, one after the other.
             await asyncio.sleep(_REST_SECONDS)
+
+
+def is_in_cgroup_of(container_id: str, pid: int) -> bool:
+    """Return whether the kernel accounts for the process in a cgroup of the container.
+
+    The kernel gives the number of an ended process to another one, but not this cgroup: with its
+    first process all of a container ends, and only root of the node moves a process into it.
+    """
+    try:
+        return container_id in (_PROC / str(pid) / "cgroup").read_text()
+    except OSError:
+        return False
 
 
 def resolvers(files: Iterable[Path] = _RESOLVERS) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -18,14 +18,13 @@ from shim.tasks.steps.ssh import published_port
 
 class Network:
     async def do(self, ctx: StepContext) -> None:
-        info = ctx.task.info
+        info = ctx.task.coming
         if info.network_mode is NetworkMode.BRIDGE:
             async with ctx.run_locks.of(info.run_id):
                 taken = ctx.addresses_of_run()
                 address = await ctx.engine.ensure_network(info.run_id, taken, info.address)
-                if address != info.address:
-                    # Durable: the controller tells it to the run's other tasks at once.
-                    await ctx.task.change(address=address)
+                # Told once it is durable: the controller tells it to the run's other tasks at once.
+                ctx.task.note(address=address)
 
     async def undo(self, ctx: StepContext) -> None:
         """Remove the run's network if this is the last of the run's tasks that are being

@@ -58,11 +58,11 @@ class Ssh:
                 raise
             log.warning("task %s: no SSH: %s", ctx.task.info.id, error)
             return
-        ports = ctx.task.info.ports
+        ports = ctx.task.coming.ports
         if ctx.task.info.network_mode is NetworkMode.HOST and PORT_NAME not in ports:
             port = await loop.run_in_executor(ctx.executor, _host_port, asked)
             ports = {**ports, PORT_NAME: port}
-        await ctx.task.change(ssh_host_key=public, ports=ports)
+        ctx.task.note(ssh_host_key=public, ports=ports)
         await loop.run_in_executor(ctx.executor, _write_settings, ctx, asked)
 
     async def undo(self, ctx: StepContext) -> None:
@@ -113,7 +113,7 @@ def _serves_ssh(ctx: StepContext) -> bool:
 
 def _make_host_key(ctx: StepContext) -> str:
     """Return the public key line. The key is made once; a repeated step finds it. Blocking."""
-    job_folder, known = ctx.settings.job_folder(ctx.task.info.id), ctx.task.info.ssh_host_key
+    job_folder, known = ctx.settings.job_folder(ctx.task.info.id), ctx.task.coming.ssh_host_key
     if known is not None and safe_files.read_small(job_folder, _HOST_KEY, _MAX_KEY) is not None:
         return known
     private, public = _new_key(ctx.settings.task_folder(ctx.task.info.id))
@@ -149,7 +149,7 @@ def _generate(path: Path) -> None:
 
 
 def _write_settings(ctx: StepContext, asked: SshRequest) -> None:
-    info = ctx.task.info
+    info = ctx.task.coming
     host_mode = info.network_mode is NetworkMode.HOST
     settings = {
         "address": _LOOPBACK if host_mode and asked.cluster_key is None else _EVERYWHERE,

@@ -220,6 +220,46 @@ async def test_a_pull_that_finds_no_room_makes_some_and_is_tried_once_more(world
     assert "a" not in world.host.local
 
 
+@pytest.mark.parametrize("has_ended", [True, False], ids=["ended", "under way"])
+async def test_a_pull_takes_the_room_that_another_collection_makes(
+    world: World, has_ended: bool
+) -> None:
+    world.host.image_bytes = 20
+    world.engine.fits = 1
+    await world.used_and_left("a")
+    may_remove, removed, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    remove, pull = world.engine.remove_image, world.engine.pull
+
+    async def slowly(reference: str) -> bool:
+        await may_remove.wait()
+        is_gone = await remove(reference)
+        removed.set()
+        await go_on.wait()
+        return is_gone
+
+    async def refused_late(reference: str, auth: Any, progress: Any) -> ImageInfo:
+        try:
+            return await pull(reference, auth, progress)
+        except ImageError:
+            # Between the engine's refusal and the look for what can be removed.
+            may_remove.set()
+            await removed.wait()
+            if has_ended:
+                go_on.set()
+                await collecting
+            raise
+
+    world.engine.remove_image = slowly  # type: ignore[method-assign]
+    world.engine.pull = refused_late  # type: ignore[method-assign]
+    collecting = asyncio.create_task(world.images.collect(until=0.0))
+    pulling = asyncio.create_task(world.pull("c"))
+    await removed.wait()
+    await asyncio.sleep(0)
+    assert not pulling.done()
+    go_on.set()
+    assert (await collecting, (await pulling).id) == (1, "id-c")
+
+
 async def test_a_pull_that_finds_no_room_and_can_make_none_says_so(world: World) -> None:
     world.engine.fits = 0
     with pytest.raises(ImageError, match="no room"):

@@ -17,6 +17,10 @@ from fairlead.wire.public_keys import public_key
 from fairlead.wire.shim import NetworkMode, SshMode, SshRequest, TaskResources, TaskStatus
 from shim.access.jump_keys import Visit, render
 from shim.daemon import Daemon
+from shim.state.records import TaskRecord
+from tests.doubles.engines import MemoryEngine
+from tests.doubles.failing_engines import HangingEngine
+from tests.doubles.records import MemoryRecords
 from tests.unit.shim.parts import CALLER, DEADLINE, Node, request, until, until_event
 
 ANNA = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPVyTRMIwzFz9YG3FyO9s0bnv5UZTB8JQcqSMUpLCfq anna@home"
@@ -93,6 +97,20 @@ async def test_a_task_gets_a_host_key_that_is_published_and_a_port(node: Node) -
     public = asyncssh.read_private_key(key).export_public_key().decode().split()
     assert (mode, port) == (0o640, 40001)
     assert info.ssh_host_key == " ".join(public[:2])
+
+
+async def test_a_task_needs_one_record_between_its_submission_and_its_container(
+    node: Node,
+) -> None:
+    engine = HangingEngine(MemoryEngine(node.host), "create")
+    records: MemoryRecords[TaskRecord] = MemoryRecords()
+    node.books = type(node.books)(records, node.books.allocations, node.books.fences)
+    async with node.shim(engine.engine) as service:
+        await put(service, "t1", ANNA)
+        await engine.reached.wait()
+        stored = records.kept["t1"].info
+        assert (records.saves, stored) == (2, service.supervisor.info("t1"))
+        assert None not in (stored.address, stored.ssh_host_key)
 
 
 async def test_a_task_with_the_nodes_network_listens_on_its_loopback_alone(node: Node) -> None:

@@ -178,6 +178,17 @@ async def test_all_steps_undone_leave_nothing_but_what_outlives_tasks(tmp_path: 
     assert (left["folders"], left["volumes"]) == ([False, False], {"data"})
 
 
+async def test_a_step_that_cannot_be_undone_keeps_no_other_of_its_stage(tmp_path: Path) -> None:
+    async with bench(tmp_path, FailingMounter("/mnt/d/a"), volumes=()) as made:
+        for step in ALL_STEPS:
+            await step.do(made.ctx)
+        with pytest.raises(OSError, match="busy"):
+            await driver.undo_all(made.ctx)
+        left = made.facts()
+    assert (left["containers"], left["networks"]) == ({}, set())
+    assert left["folders"] == [True, True], "a volume may be mounted below"
+
+
 async def test_the_container_gets_its_volumes_its_options_and_its_user(tmp_path: Path) -> None:
     wishes = ContainerOptions(cap_drop=("ALL",), user="anna")
     async with bench(tmp_path, container=wishes) as made:

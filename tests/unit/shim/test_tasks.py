@@ -36,9 +36,10 @@ from shim.state.fencing import Caller
 from shim.state.records import RecordBooks
 from shim.tasks import stopping
 from tests.doubles.engines import MemoryEngine
-from tests.doubles.failing_engines import FailingEngine
+from tests.doubles.failing_engines import FailingEngine, HangingEngine
 from tests.doubles.gpus import MemoryGpus
 from tests.doubles.records import FailingRecords, books_in_memory
+from tests.support.waiting import eventually
 from tests.unit.shim.parts import CALLER, GPU, RUN, Node, put, request, until, until_event
 
 ABORT = TerminateRequest(grace=0.0, reason="aborted_by_user", message="asked")
@@ -276,6 +277,17 @@ async def test_the_tasks_of_a_run_have_an_address_each_that_outlives_the_shim(no
         third = await until(service, "t3", TaskStatus.RUNNING)
         assert third.address not in (None, first.address, second.address)
         assert service.supervisor.info("t1").address == first.address
+
+
+async def test_addresses_are_told_with_the_record_that_has_them_and_given_once(node: Node) -> None:
+    engine = HangingEngine(MemoryEngine(node.host), "local_image")
+    async with node.shim(engine.engine) as service:
+        for number in (1, 2):
+            await put(service, f"t{number}", allocation_id=f"place-{number}")
+        tasks = service.supervisor.live
+        await eventually(lambda: all(task.coming.address for task in tasks))
+        assert [task.info.address for task in tasks] == [None, None]
+        assert len({task.coming.address for task in tasks}) == 2
 
 
 async def test_a_node_that_is_full_after_all_is_said_to_be_full_and_not_broken(node: Node) -> None:

@@ -13,12 +13,13 @@ import pytest
 
 from shim.engines.docker import wired
 from shim.wires import rules, wiring
-from shim.wires.namespace import AddressTaken, Namespace
+from shim.wires.namespace import AddressTaken, Namespace, WireError
 from shim.wires.wires import Attachment, Wires
 from shim.wires.wiring import Wire
 
 MAX_INTERFACE_NAME = 15
 NAMES = rules.Names("install-1")
+ATTACHED = Attachment(task_id="t1", run_id="run", container="c1", address=IPv4Address("10.80.0.2"))
 
 
 def test_a_wires_name_fits_the_kernel_and_tells_whose_it_is() -> None:
@@ -146,7 +147,10 @@ class QuietNamespace(Namespace):
 
 
 class ToldNamespace(QuietNamespace):
-    """Has the files of /proc/net that it is given, and notes the programs that it starts."""
+    """Has the files of /proc/net that it is given, and notes the programs that it starts. Those
+    with the argument `refuses` fail."""
+
+    refuses = ""
 
     def __init__(self, **files: str) -> None:
         super().__init__()
@@ -155,6 +159,8 @@ class ToldNamespace(QuietNamespace):
 
     def run(self, *argv: str, given: str = "", fds: Sequence[int] = ()) -> str:
         self.started.append(argv)
+        if self.refuses in argv:
+            raise WireError(f"{argv[0]}: refused")
         return super().run(*argv, given=given, fds=fds)
 
     def read(self, path: str) -> str:
@@ -181,11 +187,40 @@ def test_an_address_is_given_without_a_program_and_not_to_two_shims() -> None:
 def test_a_wire_that_went_with_its_container_is_forgotten_by_one_program() -> None:
     namespace = ToldNamespace(dev="Inter-|\n face |\n    lo: 0 0\n")
     wires = Wires("install-1", namespace)
-    one = Attachment(task_id="t1", run_id="run", container="c1", address=IPv4Address("10.80.0.2"))
-    wires.open((one,), IPv4Network("10.80.0.0/30"))
+    wires.open((ATTACHED,), IPv4Network("10.80.0.0/30"))
     namespace.started.clear()
-    assert wires.detach("t1") == one.address
+    assert wires.detach("t1") == ATTACHED.address
     assert namespace.started == [("nft", "-f", "-")]
+
+
+def test_a_wire_that_is_cut_keeps_its_address_until_its_container_is_gone() -> None:
+    namespace = ToldNamespace(dev="")
+    wires = Wires("install-1", namespace)
+    wires.open((ATTACHED,), IPv4Network("10.80.0.0/30"))
+    wires.give()
+    namespace.started.clear()
+    wires.cut("t1")
+    wires.cut("t1")
+    assert namespace.started == [("nft", "-f", "-")]
+    with pytest.raises(AddressTaken):
+        wires.give()
+    assert wires.detach("t1") == ATTACHED.address
+    assert namespace.started == [("nft", "-f", "-")]
+    assert wires.give() == str(ATTACHED.address)
+    assert wires.detach("t1") is None
+
+
+def test_a_wire_that_cannot_be_removed_is_not_forgotten() -> None:
+    stuck = f"{NAMES.wire('t1')}: 0 0\n"
+    namespace = ToldNamespace(dev=f"Inter-|\n face |\n{stuck}")
+    wires = Wires("install-1", namespace)
+    wires.open((ATTACHED,), IPv4Network("10.80.0.0/30"))
+    namespace.refuses = "delete"
+    for _ in range(2):
+        with pytest.raises(WireError, match="cannot be removed"):
+            wires.detach("t1")
+    namespace.refuses = ""
+    assert wires.detach("t1") == ATTACHED.address
 
 
 def test_a_running_container_keeps_an_address_of_an_earlier_subnet() -> None:
@@ -205,6 +240,53 @@ def test_all_addresses_are_given_once_and_again_when_they_are_back() -> None:
         wires.give()
     wires.give_back(given)
     assert wires.give() in given
+
+
+ID = "5f" * 32
+
+
+class Inspected:
+    """An engine that says of each container: it runs, and its first process is 7."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def inspect_container(self, container_id: str) -> dict[str, Any]:
+        self.asked += 1
+        return {"State": {"Running": True, "Pid": 7}}
+
+
+@pytest.mark.parametrize(
+    ("pid", "cgroups", "is_still", "asked"),
+    [
+        (7, f"0::/system.slice/docker-{ID}.scope\n", True, 0),
+        (7, f"4:memory:/docker/{ID}\n0::/\n", True, 0),
+        (7, "0::/\n", True, 1),
+        (8, f"0::/docker/{ID[::-1]}\n", False, 1),
+        (8, None, False, 1),
+    ],
+    ids=["version 2", "version 1", "the root", "another container", "an ended process"],
+)
+async def test_the_kernel_tells_whose_a_process_is_and_else_the_engine(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pid: int,
+    cgroups: str | None,
+    is_still: bool,
+    asked: int,
+) -> None:
+    monkeypatch.setattr(wired, "_PROC", tmp_path)
+    if cgroups is not None:
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cgroup").write_text(cgroups)
+    networks = wired.WiredNetworks(_never_called, "install-1", Path)
+    networks._api = engine = Inspected()
+    assert networks._is_still(ID, pid) is is_still
+    assert engine.asked == asked
+
+
+def _never_called(act: object) -> Any:
+    raise AssertionError("no thread is needed")
 
 
 @pytest.mark.parametrize(
