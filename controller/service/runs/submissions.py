@@ -297,7 +297,7 @@ class SubmissionService:
         plan = self._allowed(plan, user)
         parent = await self._parent(submission.parent, user)
         name = self._names.chosen(wanted_name(submission, plan))
-        after = await resolved(plan, self._runs, user)
+        after = await resolved(plan, self._runs, user, again=submission.again)
         order = Order(
             plan=plan,
             user=user,
@@ -380,7 +380,8 @@ class SubmissionService:
         return (await self._make_all([Ready(order=order, state=state)]))[state.run.id]
 
     async def _looked_up_again(self, order: Order) -> Order:
-        after = await resolved(order.plan, self._runs, order.user, known=order.after)
+        again = order.submission.again
+        after = await resolved(order.plan, self._runs, order.user, known=order.after, again=again)
         return msgspec.structs.replace(order, after=after)
 
     def _new(self, name: str, order: Order) -> RunState:

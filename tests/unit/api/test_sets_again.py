@@ -241,19 +241,75 @@ async def test_sets_that_never_began_wait_again_for_what_their_run_waited_for(
     assert [one["run_id"] for one in new["after"]] == [second["id"]]
 
 
-async def test_sets_that_wait_for_others_one_by_one_need_all_of_them(
-    api: API, node: PlayedNode
-) -> None:
+async def evaluated(
+    api: API, node: PlayedNode, first: tuple[int, ...], *codes: int
+) -> dict[str, Any]:
+    """Return a sweep that has waited set for set for another, after both have ended."""
     await submit(api, name="first", configuration=SWEEP)
     same = {"after": [{"run": "first", "job": "same"}]}
     made = await submit(api, name="hello", configuration={**SWEEP, **same})
-    for exit_code in (1, 0, 0):
+    for exit_code in first:
         await node.runs("first")
         await node.ends("first", exit_code)
-    await play_to_the_end(node, 0, 0)
+    await play_to_the_end(node, *codes)
+    return made
+
+
+async def waits(api: API, run: dict[str, Any]) -> list[tuple[object, str]]:
+    async with api.get(f"/v1/runs/{run['id']}/sets") as answer:
+        sets = (await answer.json())["sets"]
+    return [(one["parameters"]["seed"], one["status"]) for one in sets]
+
+
+async def test_a_set_whose_predecessor_failed_names_what_must_be_retried_first(
+    api: API, node: PlayedNode
+) -> None:
+    made = await evaluated(api, node, (0, 1, 0), 1, 0)
     status, code, message = await refused(api, made)
-    assert (status, code) == (400, "invalid")
-    assert "has 3 parameter sets and this one 1" in message
+    assert (status, code) == (409, "predecessor_first")
+    assert message.startswith("parameter set seed=2 waits for set 1 of run first (")
+    assert "which failed: retry that run first, `fairlead retry " in message
+    assert "--jobs 1`" in message
+    new = await retried(api, made, which="0")
+    assert await waits(api, new) == [(1, "active")]
+
+
+async def test_sets_that_failed_begin_and_those_that_never_did_wait_for_the_retried_predecessor(
+    api: API, node: PlayedNode
+) -> None:
+    made = await evaluated(api, node, (0, 1, 0), 1, 0)
+    async with api.get("/v1/runs/first") as answer:
+        first = await retried(api, await answer.json())
+    new = await retried(api, made)
+    assert [one["run_id"] for one in new["after"]] == [first["id"]]
+    # seed=1 has no set in the new predecessor: it has begun before, and waits for nothing.
+    assert await waits(api, new) == [(1, "active"), (2, "waiting")]
+    await node.runs("first")
+    await node.ends("first", 0)
+    await play_to_the_end(node, 0, 0)
+    assert await waits(api, new) == [(1, "done"), (2, "done")]
+    assert (await retried(api, made))["id"] != new["id"]
+
+
+async def test_a_set_that_never_began_and_whose_predecessor_is_done_begins(
+    api: API, node: PlayedNode
+) -> None:
+    """Another run of that name, without the set, takes nothing back."""
+    await submit(api, name="first", configuration=SWEEP)
+    same = {"after": [{"run": "first", "job": "same"}]}
+    made = await submit(api, name="hello", configuration={**SWEEP, **same})
+    for _ in range(3):
+        await node.runs("first")
+        await node.ends("first", 0)
+    async with api.post("/v1/runs/hello/sets/stop", json={"which": "1,2"}) as answer:
+        assert answer.status == 200
+    await play_to_the_end(node, 1)
+    other = {**SWEEP, "sweep": {"matrix": {"seed": [2]}}}
+    await submit(api, name="first", configuration=other)
+    new = await retried(api, made, which="0-2")
+    assert await waits(api, new) == [(1, "active"), (2, "waiting"), (3, "waiting")]
+    await play_to_the_end(node, 0)
+    assert await waits(api, new) == [(1, "done"), (2, "waiting"), (3, "active")]
 
 
 async def test_the_sets_of_a_file_are_shown_with_what_was_submitted(api: API) -> None:
