@@ -310,7 +310,8 @@ async def _submitted(
             configuration=configuration,
             name=state.run.name,
             client_key=key,
-            ssh_keys=state.sweep.spec.ssh_keys,
+            # Those of another user, who may have been removed, open no job of this one.
+            ssh_keys=state.sweep.spec.ssh_keys if state.run.user == user.name else (),
             again=SetsAgain(state=state, numbers=tuple(numbers_in(sets))),
         )
         made = (await submissions.submit(submission, user=user)).state

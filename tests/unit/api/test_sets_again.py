@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient
 
 from controller.lifecycle.reports import StopRequested
 from tests.unit.api.asking import HELLO, submit
-from tests.unit.api.conftest import USER_TOKEN, Controller
+from tests.unit.api.conftest import HOST_KEY, USER_TOKEN, Controller
 from tests.unit.cli.conftest import PlayedNode, node
 
 __all__ = ["node"]
@@ -45,8 +45,11 @@ async def play_to_the_end(node: PlayedNode, *codes: int) -> None:
         await node.ends("hello", code)
 
 
-async def retried(api: API, run: dict[str, Any], **body: object) -> dict[str, Any]:
-    async with api.post(f"/v1/runs/{run['id']}/sets/retry", json=body) as answer:
+async def retried(
+    api: API, run: dict[str, Any], *, headers: dict[str, str] | None = None, **body: object
+) -> dict[str, Any]:
+    path = f"/v1/runs/{run['id']}/sets/retry"
+    async with api.post(path, json=body, headers=headers) as answer:
         assert answer.status == 200, await answer.text()
         found: dict[str, Any] = await answer.json()
         return found
@@ -202,6 +205,30 @@ async def test_a_run_that_is_ending_is_retried_after_its_end(
     assert "retry its sets once it has ended" in message
     await node.ends("hello", 0)
     assert await seeds(api, await retried(api, made)) == [1]
+
+
+async def test_an_admin_retries_a_sweep_whose_user_was_removed_as_an_own_run(
+    api: API, node: PlayedNode, controller: Controller
+) -> None:
+    """Without the keys of that user, which would open the jobs of the admin."""
+    ada = {"Authorization": f"Bearer {USER_TOKEN}"}
+    body = {"name": "hello", "configuration": SWEEP, "ssh_keys": [HOST_KEY]}
+    async with api.post("/v1/runs", json=body, headers=ada) as answer:
+        assert answer.status == 201, await answer.text()
+        made: dict[str, Any] = await answer.json()
+    await play_to_the_end(node, 1, 1, 0)
+    own = await retried(api, made, which="0", headers=ada)
+    content = controller.pipeline.runs[own["id"]].sweep
+    assert content is not None
+    assert content.spec.ssh_keys == (HOST_KEY,)
+    await play_to_the_end(node, 1)
+    async with api.delete("/v1/users/ada") as answer:
+        assert answer.status == 200, await answer.text()
+    new = await retried(api, made)
+    assert (new["user"], await seeds(api, new)) == ("admin", [1, 2])
+    content = controller.pipeline.runs[new["id"]].sweep
+    assert content is not None
+    assert content.spec.ssh_keys == ()
 
 
 async def test_only_its_user_and_admins_retry(api: API, node: PlayedNode) -> None:
