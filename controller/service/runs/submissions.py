@@ -24,6 +24,7 @@ from controller.clock import Chance, Clock
 from controller.lifecycle.model import Run, RunPolicy, RunState, RunType
 from controller.lifecycle.runs.submission import new_run
 from controller.outputs.bucket import BucketError
+from controller.outputs.store import OutputStore
 from controller.pipelines.dependents import PredecessorGone
 from controller.pipelines.live_state import ParentGone
 from controller.pipelines.run_pipeline import NameTaken, RunPipeline
@@ -93,6 +94,7 @@ class SubmissionService:
         chance: Chance,
         defaults: Defaults,
         blobs: BlobStore,
+        outputs: OutputStore,
         runs: RunLookup,
         gate: Gate,
         secrets: SecretService,
@@ -103,6 +105,7 @@ class SubmissionService:
         self._chance = chance
         self._defaults = defaults
         self._blobs = blobs
+        self._outputs = outputs
         self._runs = runs
         self._gate = gate
         self._secrets = secrets
@@ -198,7 +201,9 @@ class SubmissionService:
             name, asked = ready[number].name, ready[number].order
             with _numbered(number):
                 after = await resolved(asked.plan, self._runs, user, together=made)
-                outputs = await taken(asked.plan, after, self._runs, user, together=made)
+                outputs = await taken(
+                    asked.plan, after, self._runs, user, self._outputs, together=made
+                )
                 asked = msgspec.structs.replace(asked, after=after, outputs_from=outputs)
                 made[name] = self._new(name, asked)
                 self._require_place(made[name])
@@ -265,7 +270,7 @@ class SubmissionService:
         and those whose outputs it takes. Raises StoreUnavailable."""
         plan = self._plan(submission)
         after = await resolved(plan, self._runs, user)
-        await taken(plan, after, self._runs, user)
+        await taken(plan, after, self._runs, user, self._outputs)
 
     async def require_uploads(self, plan: Plan, user: User) -> None:
         """Raise Conflict unless all uploads of the plan are there."""
@@ -304,7 +309,7 @@ class SubmissionService:
             submission=submission,
             parent=parent,
             after=after,
-            outputs_from=await taken(plan, after, self._runs, user),
+            outputs_from=await taken(plan, after, self._runs, user, self._outputs),
         )
         state = self._new(name, order)
         self._require_place(state)

@@ -53,7 +53,14 @@ def test_numbers_truth_and_strings_that_look_alike_are_different_parameters() ->
 
 @pytest.mark.parametrize(
     ("written", "total", "number"),
-    [(3, 1000, 3), ("10%", 1000, 100), ("10%", 30, 3), ("1%", 5, 1), ("33.3%", 10, 4)],
+    [
+        (3, 1000, 3),
+        ("10%", 1000, 100),
+        ("10%", 30, 3),
+        ("1%", 5, 1),
+        ("10%", 3, 1),
+        ("33.3%", 10, 4),
+    ],
 )
 def test_a_share_of_failures_is_rounded_up(written: object, total: int, number: int) -> None:
     assert FailureLimit.read(written).of(total) == number
