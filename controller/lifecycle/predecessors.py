@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from controller.lifecycle.counterparts import Pieces
 from controller.lifecycle.ranges import Ranges
 from fairlead.model.beginning import SameJob, When
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
@@ -58,14 +59,18 @@ class Predecessor(msgspec.Struct, frozen=True, kw_only=True):
     """How it ended, once it has: what remains to be known of it when its history is gone."""
     met_for: Ranges = ()
     """The jobs of the waiting run, by index, for which the condition came true before they could
-    begin: a job of the predecessor that is scaled down later takes it back for none of them."""
+    begin: a job of the predecessor that is scaled down later takes it back for none of them. In a
+    sweep: the sets that have waited for it in an earlier run."""
     lost_for: Ranges = ()
     """Those for which it can no longer come true."""
+    counterparts: Pieces = ()
+    """For `job: same` between sweeps: which set there each set waits for. (): the one with its own
+    number."""
 
     def sentence(self) -> str:
         """Return what it waits for, for people."""
         if self.job is SameJob.SAME:
-            each = f"each set waits until the one with its number {_WORDS[self.when]}"
+            each = f"each set waits until the one with its parameters {_WORDS[self.when]}"
             return f"after run {self.name}: {each}"
         return f"after run {self.name}: waits until {SENTENCES[self.when]}"
 

@@ -201,6 +201,7 @@ class ControllerService:
             chance=chance,
             defaults=settings.defaults,
             blobs=stores.blobs,
+            outputs=stores.outputs,
             runs=self.runs,
             gate=self.gate,
             secrets=self.secrets,

@@ -14,11 +14,12 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from fairlead.errors import ApiError, ConnectionLost, FairleadError, NotLoggedIn, SettingsError
-from fairlead.wire.errors import LEADS_NO_MORE
+from fairlead.wire.errors import LEADS_NO_MORE, STORE_UNAVAILABLE
 
 Tell = Callable[[str], None]
 PAUSES_SECONDS = (0.5, 1.5)
-"""Before a request is tried again that no controller could do: they look for the next leader."""
+"""Before a request is tried again that no controller could do: they look for the next leader, or
+their database is busy."""
 
 
 class Address(NamedTuple):
@@ -78,7 +79,8 @@ class Addresses:
 
     def tries(self, *, repeatable: bool, waits: bool = True) -> Tries:
         """Return one try of each address, for one request; more if a controller says that it did
-        nothing, and `waits`: pauses block."""
+        nothing, or could not ask its database about what is `repeatable`, and `waits`: pauses
+        block."""
         return Tries(self, repeatable=repeatable, waits=waits)
 
 
@@ -98,7 +100,7 @@ class Tries:
         yield from self._each()
         for pause in self._pauses:
             # After each failure that is noted, the request may be sent again.
-            if not any(map(_leads_no_more, self._failures.values())):
+            if not any(map(self._passes, self._failures.values())):
                 return
             self._addresses.sleep(pause)
             yield from self._each()
@@ -117,7 +119,7 @@ class Tries:
 
     def failed(self, address: Address, error: FairleadError) -> None:
         """Return when the next address is worth a try. Raises the error otherwise."""
-        if not (self._addresses.are_several or _leads_no_more(error)):
+        if not (self._addresses.are_several or self._passes(error)):
             raise error
         if isinstance(error, ConnectionLost):
             self._addresses.leave(address)
@@ -125,17 +127,23 @@ class Tries:
                 raise error
         # One of another database refuses the token before it looks at the request, and one that may
         # lead no more refuses the request.
-        elif not isinstance(error, NotLoggedIn) and not _leads_no_more(error):
+        elif not isinstance(error, NotLoggedIn) and not self._passes(error):
             if isinstance(error, ApiError):
                 self.answered(address)
             raise error
         self._failures[address] = error
 
+    def _passes(self, error: FairleadError) -> bool:
+        """Return whether the same request may be done in a moment, and sent until then."""
+        if not isinstance(error, ApiError):
+            return False
+        return error.code == LEADS_NO_MORE or (self._repeatable and error.code == STORE_UNAVAILABLE)
+
     def lost(self) -> FairleadError:
         """Return the error when no address answered."""
         failures = self._failures
         for error in failures.values():
-            if isinstance(error, NotLoggedIn) or _leads_no_more(error):
+            if isinstance(error, NotLoggedIn) or self._passes(error):
                 return error
         why = "; ".join(f"{address.url}: {_why(error)}" for address, error in failures.items())
         lost = [error for error in failures.values() if isinstance(error, ConnectionLost)]
@@ -144,10 +152,6 @@ class Tries:
             refused=all(error.refused for error in lost),
             unsent=all(error.unsent for error in lost),
         )
-
-
-def _leads_no_more(error: FairleadError) -> bool:
-    return isinstance(error, ApiError) and error.code == LEADS_NO_MORE
 
 
 def _why(error: FairleadError) -> str:

@@ -41,7 +41,13 @@ def with_sets(sweep: Mapping[str, Any], base: Path) -> dict[str, Any]:
     if not rows:
         raise ConfigurationError(FIELD, f"{file.name} has no parameter set")
     # Checked here, where the line is known; the controller checks all of it again.
-    checked_sets(names, rows, lambda at: f"{FIELD}: {file.name}:{lines[at]}")  # type: ignore[arg-type]
+    names_at = 1 if file.suffix.lower() == ".csv" else lines[0]
+    checked_sets(
+        names,
+        rows,  # type: ignore[arg-type]
+        lambda at: f"{FIELD}: {file.name}:{lines[at]}",
+        named_in=f"{FIELD}: {file.name}:{names_at}",
+    )
     return {**sweep, "sets": {"names": list(names), "rows": rows}}
 
 
@@ -88,6 +94,8 @@ def _of_csv(file: Path, text: str) -> Iterator[tuple[int, Mapping[str, object]]]
         names = [name.strip() for name in next(reader, [])]
         if len(set(names)) != len(names):
             raise _wrong(file, 1, "has one name twice")
+        if not names and text:
+            raise _wrong(file, 1, "is empty: the first line has the names")
         for row in reader:
             if not row:
                 continue

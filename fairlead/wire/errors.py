@@ -11,6 +11,8 @@ MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 LEADS_NO_MORE = "leads_no_more"
 """The code of a refusal by a controller that may have been replaced: it did nothing."""
+STORE_UNAVAILABLE = "store_unavailable"
+"""The code where the database could not be asked; it may be in a moment."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):

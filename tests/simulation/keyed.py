@@ -58,6 +58,7 @@ def submissions_of(
         chance=chance,
         defaults=Defaults(),
         blobs=stores.blobs,
+        outputs=stores.outputs,
         runs=RunService(pipeline=assembly.pipeline, store=stores.store, progress=PullsInProgress()),
         gate=gate,
         secrets=SecretService(store=stores.store, vault=vault, gate=gate, clock=clock),

@@ -12,7 +12,7 @@ from common.refusals import ServiceError
 from controller.outputs.bucket import BucketError
 from controller.store.errors import StoreError, StoreRefused
 from fairlead.configuration.convert import ConfigurationError
-from fairlead.wire.errors import LEADS_NO_MORE, Refused
+from fairlead.wire.errors import LEADS_NO_MORE, STORE_UNAVAILABLE, Refused
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def not_known_to_be_done() -> web.Response:
     """Return the answer to a change whose end this controller can't wait for."""
     return _answer(
         503,
-        "store_unavailable",
+        STORE_UNAVAILABLE,
         "the database has not answered, so it is not known whether this change was stored: look "
         "before you ask for it again; a submission with the same client_key is never done twice",
     )
@@ -135,7 +135,7 @@ def as_refusal(error: Exception) -> Refused:
     if isinstance(error, StoreRefused):
         return Refused(500, "store_refused", str(error))
     if isinstance(error, StoreError):
-        return Refused(503, "store_unavailable", str(error))
+        return Refused(503, STORE_UNAVAILABLE, str(error))
     if isinstance(error, BucketError):
         return Refused(503, "logs_unreachable", f"the bucket of logs does not answer: {error}")
     return Refused(500, "internal", "the controller failed on this request; see its log")

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from controller.lifecycle.attempts import termination
 from controller.lifecycle.attempts.retry import ENDED_FOR_GOOD, Verdict, verdict
+from controller.lifecycle.counterparts import own_numbers
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import Attempt, Job, Run, RunState
@@ -121,6 +122,16 @@ def sets_for(when: When, seen: SetFacts) -> tuple[Ranges, Ranges]:
     return met, without(seen.over, met)
 
 
+def own_sets_for(one: Predecessor, seen: SetFacts) -> tuple[Ranges, Ranges]:
+    """Return the sets of the waiting sweep for which the condition holds, and those for which it no
+    longer can. One that has waited for it before needs nothing of it."""
+    met, lost = sets_for(one.when, seen)
+    return (
+        union(own_numbers(met, one.counterparts), one.met_for),
+        without(own_numbers(lost, one.counterparts), one.met_for),
+    )
+
+
 def waits_for_runs(run: Run) -> bool:
     """Return whether no job of the run may begin yet."""
     return any(not one.met and one.job is SameJob.ALL for one in run.after)
@@ -225,10 +236,10 @@ def held_sets(draft: Draft) -> Held | None:
     for one in same:
         seen = _seen(draft, one)
         known = SetFacts() if seen is None or seen.sets is None else seen.sets
-        met, lost = sets_for(one.when, known)
+        met, lost = own_sets_for(one, known)
         may = common(may, met)
         why = f"of run {one.name} has ended otherwise than `when: {one.when}` asks for"
-        never.append((f"parameter set {{number}} {why}", lost))
+        never.append((f"the same parameter set {why}", lost))
     return Held(met=may, never=tuple(never))
 
 

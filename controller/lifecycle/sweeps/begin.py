@@ -40,8 +40,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
     def why(self, number: int) -> str:
         """Return why this set cannot begin, as a sentence."""
-        why = next(why for why, lost in self.never if common(lost, ((number, number),)))
-        return why.format(number=number)
+        return next(why for why, lost in self.never if common(lost, ((number, number),)))
 
 
 def first_jobs(

@@ -39,6 +39,16 @@ class TakenArchive(msgspec.Struct, frozen=True, kw_only=True):
     files: Files
 
 
+def _why_none(name: str, state: RunState) -> str:
+    lasts = [job.attempts[-1] for job in state.all_jobs if job.attempts]
+    if any(one.seen.outputs is not None for one in lasts):
+        return (
+            f"the outputs of run {name}, which it takes, were removed: they are older than outputs "
+            f"are kept here (--keep-outputs); run it again"
+        )
+    return f"run {name}, whose outputs it takes, left none"
+
+
 class TakenOutputsReader:
     """Finds and reads the outputs that a run takes; `live` returns a run that the store may not
     have yet."""
@@ -60,9 +70,7 @@ class TakenOutputsReader:
                 raise OutputsGone(f"run {one.name}, whose outputs it takes, was removed")
             of_run = [taken async for taken in self._of(state)]
             if not of_run:
-                raise OutputsGone(
-                    f"run {one.name}, whose outputs it takes, left none, or they were removed"
-                )
+                raise OutputsGone(_why_none(one.name, state))
             found += of_run
         return tuple(found)
 

@@ -21,6 +21,14 @@ class IfExists(StrEnum):
     REPLACE = "replace"
 
 
+class SetsAgain(msgspec.Struct, frozen=True, kw_only=True):
+    """These sets of a sweep that has ended are submitted again; they become the sets of the new run
+    in the order of their numbers."""
+
+    state: RunState
+    numbers: tuple[int, ...]
+
+
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """A user's submission. `configuration` is the YAML's content; `parent` is the id or name of a
     run."""
@@ -32,6 +40,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     if_exists: IfExists = IfExists.ERROR
     parent: str | None = None
     starts_again: bool = False
+    again: SetsAgain | None = None
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from controller.clock import Chance, Clock
 from controller.lifecycle.model import Run, RunPolicy, RunState, RunType
 from controller.lifecycle.runs.submission import new_run
 from controller.outputs.bucket import BucketError
+from controller.outputs.store import OutputStore
 from controller.pipelines.dependents import PredecessorGone
 from controller.pipelines.live_state import ParentGone
 from controller.pipelines.run_pipeline import NameTaken, RunPipeline
@@ -93,6 +94,7 @@ class SubmissionService:
         chance: Chance,
         defaults: Defaults,
         blobs: BlobStore,
+        outputs: OutputStore,
         runs: RunLookup,
         gate: Gate,
         secrets: SecretService,
@@ -103,6 +105,7 @@ class SubmissionService:
         self._chance = chance
         self._defaults = defaults
         self._blobs = blobs
+        self._outputs = outputs
         self._runs = runs
         self._gate = gate
         self._secrets = secrets
@@ -198,7 +201,9 @@ class SubmissionService:
             name, asked = ready[number].name, ready[number].order
             with _numbered(number):
                 after = await resolved(asked.plan, self._runs, user, together=made)
-                outputs = await taken(asked.plan, after, self._runs, user, together=made)
+                outputs = await taken(
+                    asked.plan, after, self._runs, user, self._outputs, together=made
+                )
                 asked = msgspec.structs.replace(asked, after=after, outputs_from=outputs)
                 made[name] = self._new(name, asked)
                 self._require_place(made[name])
@@ -265,7 +270,7 @@ class SubmissionService:
         and those whose outputs it takes. Raises StoreUnavailable."""
         plan = self._plan(submission)
         after = await resolved(plan, self._runs, user)
-        await taken(plan, after, self._runs, user)
+        await taken(plan, after, self._runs, user, self._outputs)
 
     async def require_uploads(self, plan: Plan, user: User) -> None:
         """Raise Conflict unless all uploads of the plan are there."""
@@ -297,14 +302,14 @@ class SubmissionService:
         plan = self._allowed(plan, user)
         parent = await self._parent(submission.parent, user)
         name = self._names.chosen(wanted_name(submission, plan))
-        after = await resolved(plan, self._runs, user)
+        after = await resolved(plan, self._runs, user, again=submission.again)
         order = Order(
             plan=plan,
             user=user,
             submission=submission,
             parent=parent,
             after=after,
-            outputs_from=await taken(plan, after, self._runs, user),
+            outputs_from=await taken(plan, after, self._runs, user, self._outputs),
         )
         state = self._new(name, order)
         self._require_place(state)
@@ -380,7 +385,8 @@ class SubmissionService:
         return (await self._make_all([Ready(order=order, state=state)]))[state.run.id]
 
     async def _looked_up_again(self, order: Order) -> Order:
-        after = await resolved(order.plan, self._runs, order.user, known=order.after)
+        again = order.submission.again
+        after = await resolved(order.plan, self._runs, order.user, known=order.after, again=again)
         return msgspec.structs.replace(order, after=after)
 
     def _new(self, name: str, order: Order) -> RunState:

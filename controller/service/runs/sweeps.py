@@ -18,7 +18,8 @@ from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.accounts.rights import require_control
 from controller.service.jobs.access import Runs
 from controller.service.runs.actions import require_life
-from controller.service.runs.submission import Submission
+from controller.service.runs.predecessors import RETRY_FIRST, begun_sets, still_waited_for
+from controller.service.runs.submission import SetsAgain, Submission
 from controller.service.runs.submissions import SubmissionService
 from controller.store.accounts import User
 from fairlead.configuration.convert import ConfigurationError
@@ -272,7 +273,7 @@ async def submit_again(
     """Return the run that has these sets of the ended one. Two calls at once, and one while that
     run lives, give the same run. Raises Conflict, and what a submission raises."""
     run = state.run
-    configuration = _configuration(state, frozenset(numbers_in(sets)))
+    configuration = _configuration(state, tuple(numbers_in(sets)))
     if hidden := list(hidden_fields(configuration)):
         raise Conflict(
             f"run {run.name} has ended, and the value of {', '.join(hidden)} may be secret, so it"
@@ -287,6 +288,8 @@ async def submit_again(
     except _OF_THE_RUN as error:
         if error.code == "name_taken":
             raise _name_taken(run) from None
+        if error.code == RETRY_FIRST:
+            raise
         where = f"{error.field}: " if error.field else ""
         raise type(error)(
             _why_not(run, f"{where}{error.message}"), code=error.code, field="run"
@@ -307,7 +310,9 @@ async def _submitted(
             configuration=configuration,
             name=state.run.name,
             client_key=key,
-            ssh_keys=state.sweep.spec.ssh_keys,
+            # Those of another user, who may have been removed, open no job of this one.
+            ssh_keys=state.sweep.spec.ssh_keys if state.run.user == user.name else (),
+            again=SetsAgain(state=state, numbers=tuple(numbers_in(sets))),
         )
         made = (await submissions.submit(submission, user=user)).state
         if made.run.finished_at is None:
@@ -320,12 +325,12 @@ def _key(*parts: str) -> str:
     return "sets-again-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def _configuration(state: RunState, numbers: frozenset[int]) -> dict[str, Any]:
+def _configuration(state: RunState, numbers: tuple[int, ...]) -> dict[str, Any]:
     run, content = state.run, state.sweep
     assert run.sweep is not None, "the run is a sweep"
     assert content is not None, "a sweep has its content"
     configuration = dict(run.configuration)
-    sweep = _sweep_of(configuration.get("sweep"), content, sorted(numbers))
+    sweep = _sweep_of(configuration.get("sweep"), content, numbers)
     # As a user has changed it since.
     sweep.pop("max_parallel", None)
     if run.sweep.max_parallel is not None:
@@ -333,12 +338,26 @@ def _configuration(state: RunState, numbers: frozenset[int]) -> dict[str, Any]:
     configuration["sweep"] = sweep
     for field in ("begin", "start_before"):
         configuration.pop(field, None)
-    if not _waits(state, numbers):
-        configuration.pop("after", None)
-        if run.outputs_from:
+    kept = still_waited_for(run) if _waits(state, numbers) else ()
+    after = _as_list(configuration.pop("after", None))
+    if kept:
+        pairs = zip(after, run.after, strict=True)
+        configuration["after"] = [entry for entry, one in pairs if one in kept]
+    if run.outputs_from:
+        looked_up = {one.run_id for one in kept}
+        written = _as_list(configuration["outputs_from"])
+        configuration["outputs_from"] = [
             # A later run of that name has other outputs.
-            configuration["outputs_from"] = [one.run_id for one in run.outputs_from]
+            entry if one.run_id in looked_up else one.run_id
+            for entry, one in zip(written, run.outputs_from, strict=True)
+        ]
     return configuration
+
+
+def _as_list(written: object) -> list[object]:
+    if written is None:
+        return []
+    return list(written) if isinstance(written, list | tuple) else [written]
 
 
 def _sweep_of(written: object, content: SweepContent, numbers: Iterable[int]) -> dict[str, Any]:
@@ -346,15 +365,11 @@ def _sweep_of(written: object, content: SweepContent, numbers: Iterable[int]) ->
     return with_sets(written if isinstance(written, Mapping) else {}, content.sets.names, rows)
 
 
-def _waits(state: RunState, numbers: frozenset[int]) -> bool:
+def _waits(state: RunState, numbers: Iterable[int]) -> bool:
     """Return whether one of the sets still waits for what the run waited for: it never began."""
-    begun = {
-        job.replica
-        for job in state.all_jobs
-        if job.attempts and job.attempts[-1].reason is not Reason.DEPENDENCY_FAILED
-    }
+    begun = begun_sets(state)
     if any(one.job is SameJob.SAME for one in state.run.after):
-        return not numbers <= begun
+        return not begun.issuperset(numbers)
     return not begun
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from common.refusals import Conflict, Gone, Invalid, NotFound
-from controller.lifecycle import outputs
 from controller.lifecycle.model import RunState, TakenOutputs
+from controller.lifecycle.outputs import state_of
 from controller.lifecycle.predecessors import Predecessor
+from controller.outputs.bucket import BucketError
+from controller.outputs.store import OutputStore
 from controller.service.runs.predecessors import RunLookup
 from controller.store.accounts import User
 from fairlead.configuration.runs.plan import Plan
@@ -26,6 +28,7 @@ async def taken(
     after: Sequence[Predecessor],
     runs: RunLookup,
     user: User,
+    outputs: OutputStore,
     together: Mapping[str, RunState] = {},
 ) -> tuple[TakenOutputs, ...]:
     """Return the runs whose outputs the plan's run takes; `after`: those that it waits for.
@@ -40,6 +43,13 @@ async def taken(
         run = state.run
         waits = next((one for one in after if one.run_id == run.id), None)
         _check(state, waits, field)
+        if run.status in FINAL_RUN_STATUSES and not await _are_kept(state, outputs):
+            raise Gone(
+                f"the outputs of run {run.name} were removed: they are older than outputs are kept "
+                f"here (--keep-outputs); run it again",
+                code="outputs_removed",
+                field=field,
+            )
         if sum(not job.scaled_down for job in state.all_jobs) > MAX_JOBS:
             raise Invalid(
                 f"run {run.name} has more than {MAX_JOBS} jobs: pull their outputs with `fairlead "
@@ -54,6 +64,17 @@ async def taken(
             )
         found.append(TakenOutputs(run_id=run.id, name=run.name))
     return tuple(found)
+
+
+async def _are_kept(state: RunState, outputs: OutputStore) -> bool:
+    """Return whether the outputs of one of its jobs are still there."""
+    for attempt in (job.attempts[-1] for job in state.all_jobs if job.attempts):
+        try:
+            if attempt.seen.outputs is not None and await outputs.find(attempt.id) is not None:
+                return True
+        except BucketError:
+            return True  # what is in a bucket that is away is looked for when the job starts
+    return False
 
 
 async def _found(runs: RunLookup, key: str, user: User, field: str) -> RunState:
@@ -83,7 +104,7 @@ def _check(state: RunState, waits: Predecessor | None, field: str) -> None:
                 field=field,
             )
         return
-    states = {outputs.state_of(job.attempts[-1]) for job in state.all_jobs if job.attempts}
+    states = {state_of(job.attempts[-1]) for job in state.all_jobs if job.attempts}
     if OutputsState.COLLECTED in states:
         return
     if OutputsState.LOST in states:

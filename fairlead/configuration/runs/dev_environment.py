@@ -47,6 +47,7 @@ _HINTS: Mapping[str, str] = {
     "startup_order": OF_TASKS,
     "max_failed_jobs": OF_TASKS,
     "max_failed_attempts": f"{OF_TASKS}; write retry",
+    "sweep": f"{OF_TASKS}; a dev environment is one job on one node",
 }
 
 

@@ -106,6 +106,7 @@ _SERVICE_HINTS: Mapping[str, str] = {
     "max_failed_jobs": f"{OF_TASKS}; a failed replica never ends a service that has others",
     "max_failed_attempts": f"{OF_TASKS}; write retry",
     "startup_order": OF_TASKS,
+    "sweep": f"{OF_TASKS}; for replicas with other values write a list as replicas",
 }
 
 

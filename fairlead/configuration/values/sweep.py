@@ -300,13 +300,18 @@ def _value(written: object, field: str) -> Value:
 
 
 def checked_sets(
-    names: Sequence[str], rows: Iterable[Sequence[Value]], field_of: Callable[[int], str]
+    names: Sequence[str],
+    rows: Iterable[Sequence[Value]],
+    field_of: Callable[[int], str],
+    *,
+    named_in: str | None = None,
 ) -> ParameterSets:
-    """Return the sets; `field_of` names the field or line of one by its number.
+    """Return the sets; `field_of` names the field or line of one by its number, `named_in` the
+    line that has the names, if it is not that of the first set.
 
     Raises ConfigurationError.
     """
-    _check_names(names, field_of)
+    _check_names(names, field_of(0) if named_in is None else named_in)
     checked = []
     for number, row in enumerate(rows):
         if number >= MAX_SETS:
@@ -334,12 +339,12 @@ def checked_sets(
     return sets
 
 
-def _check_names(names: Sequence[str], field_of: Callable[[int], str]) -> None:
+def _check_names(names: Sequence[str], where: str) -> None:
     seen: dict[str, str] = {}
     if len(names) > MAX_NAMES:
         raise ConfigurationError("sweep", f"has {len(names)} parameters", f"{MAX_NAMES} at most")
     for name in names:
-        field = f"{field_of(0)}.{shown(name)[1:-1]}"
+        field = f"{where}.{shown(name)[1:-1]}"
         if not _NAME.fullmatch(name):
             raise ConfigurationError(field, "is not the name of a parameter", NAME_ALLOWED)
         other = seen.setdefault(variable_of(name), name)

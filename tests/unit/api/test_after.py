@@ -112,7 +112,7 @@ async def test_what_cannot_be_meant_is_refused_with_its_field(api: TestClient[An
 # -- sweeps --------------------------------------------------------------------------------------
 
 
-def sweep(*seeds: int, **fields: object) -> dict[str, object]:
+def sweep(*seeds: object, **fields: object) -> dict[str, object]:
     return {"sweep": {"matrix": {"seed": list(seeds)}}, **fields}
 
 
@@ -126,7 +126,7 @@ async def test_a_sweep_waits_for_another_as_one_run_or_set_for_set(
     same = [{"run": "prepare", "job": "same"}]
     status, train = await post(api, name="train", **sweep(1, 2, 3, after=same))
     assert (status, train["sweep"]["waiting"]) == (201, 3)
-    each = "after run prepare: each set waits until the one with its number is done"
+    each = "after run prepare: each set waits until the one with its parameters is done"
     assert train["sweep"]["waits_for"] == each
     async with api.get("/v1/runs/train/explain") as answer:
         assert (await answer.json())["about"] == each
@@ -142,14 +142,15 @@ async def test_a_sweep_waits_for_another_as_one_run_or_set_for_set(
     assert reasons == ["dependency_failed"] * 3
 
 
-async def test_sets_that_differ_are_refused_with_the_first_difference(
+async def test_a_set_that_the_other_sweep_lacks_is_refused_with_its_number(
     api: TestClient[Any, Any],
 ) -> None:
     await post(api, name="prepare", **sweep(1, 2, 3))
     await post(api, name="plain", nodes=3, gang=False)
     wrongs: list[tuple[dict[str, object], str, str]] = [
-        (sweep(1, 2), "prepare", "prepare has 3 parameter sets and this one 2"),
-        (sweep(1, 5, 3), "prepare", "set 1 is seed=5 here and seed=2 in run prepare"),
+        (sweep(1, 5, 3), "prepare", "run prepare has no parameter set seed=5, as set 1 of this"),
+        (sweep(1, 2, "3"), "prepare", "run prepare has no parameter set seed=3, as set 2 of this"),
+        ({"sweep": {"matrix": {"lr": [1]}}}, "prepare", "has no parameter set lr=1, as set 0"),
         (sweep(1, 2, 3), "plain", "run plain is no sweep and the other is"),
         ({"nodes": 3, "gang": False}, "prepare", "this run is no sweep and the other is"),
     ]
@@ -157,6 +158,20 @@ async def test_sets_that_differ_are_refused_with_the_first_difference(
         status, answer = await post(api, **fields, after=[{"run": name, "job": "same"}])
         assert (status, answer["error"]["field"]) == (400, "after[0].run")
         assert words in answer["error"]["message"]
+
+
+async def test_sets_wait_for_those_with_their_parameters_whatever_their_numbers(
+    api: TestClient[Any, Any],
+) -> None:
+    await post(api, name="prepare", **sweep(1, 2, 3, 4))
+    same = [{"run": "prepare", "job": "same"}]
+    status, _ = await post(api, name="train", **sweep(4, 2, after=same))
+    assert status == 201
+    async with api.post("/v1/runs/prepare/sets/stop", json={"which": "seed=4"}) as answer:
+        assert answer.status == 200
+    async with api.get("/v1/runs/train/sets") as answer:
+        found = [(one["parameters"], one["status"]) for one in (await answer.json())["sets"]]
+    assert found == [({"seed": 4}, "failed"), ({"seed": 2}, "waiting")]
 
 
 async def test_two_sweeps_of_one_act_that_wait_for_each_other_are_refused(

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient
 
 from controller.lifecycle.reports import StopRequested
 from tests.unit.api.asking import HELLO, submit
-from tests.unit.api.conftest import USER_TOKEN, Controller
+from tests.unit.api.conftest import HOST_KEY, USER_TOKEN, Controller
 from tests.unit.cli.conftest import PlayedNode, node
 
 __all__ = ["node"]
@@ -45,8 +45,11 @@ async def play_to_the_end(node: PlayedNode, *codes: int) -> None:
         await node.ends("hello", code)
 
 
-async def retried(api: API, run: dict[str, Any], **body: object) -> dict[str, Any]:
-    async with api.post(f"/v1/runs/{run['id']}/sets/retry", json=body) as answer:
+async def retried(
+    api: API, run: dict[str, Any], *, headers: dict[str, str] | None = None, **body: object
+) -> dict[str, Any]:
+    path = f"/v1/runs/{run['id']}/sets/retry"
+    async with api.post(path, json=body, headers=headers) as answer:
         assert answer.status == 200, await answer.text()
         found: dict[str, Any] = await answer.json()
         return found
@@ -204,6 +207,30 @@ async def test_a_run_that_is_ending_is_retried_after_its_end(
     assert await seeds(api, await retried(api, made)) == [1]
 
 
+async def test_an_admin_retries_a_sweep_whose_user_was_removed_as_an_own_run(
+    api: API, node: PlayedNode, controller: Controller
+) -> None:
+    """Without the keys of that user, which would open the jobs of the admin."""
+    ada = {"Authorization": f"Bearer {USER_TOKEN}"}
+    body = {"name": "hello", "configuration": SWEEP, "ssh_keys": [HOST_KEY]}
+    async with api.post("/v1/runs", json=body, headers=ada) as answer:
+        assert answer.status == 201, await answer.text()
+        made: dict[str, Any] = await answer.json()
+    await play_to_the_end(node, 1, 1, 0)
+    own = await retried(api, made, which="0", headers=ada)
+    content = controller.pipeline.runs[own["id"]].sweep
+    assert content is not None
+    assert content.spec.ssh_keys == (HOST_KEY,)
+    await play_to_the_end(node, 1)
+    async with api.delete("/v1/users/ada") as answer:
+        assert answer.status == 200, await answer.text()
+    new = await retried(api, made)
+    assert (new["user"], await seeds(api, new)) == ("admin", [1, 2])
+    content = controller.pipeline.runs[new["id"]].sweep
+    assert content is not None
+    assert content.spec.ssh_keys == ()
+
+
 async def test_only_its_user_and_admins_retry(api: API, node: PlayedNode) -> None:
     old = await run_to_its_end(api, node, 1, 0, 0)
     ada = {"Authorization": f"Bearer {USER_TOKEN}"}
@@ -241,19 +268,75 @@ async def test_sets_that_never_began_wait_again_for_what_their_run_waited_for(
     assert [one["run_id"] for one in new["after"]] == [second["id"]]
 
 
-async def test_sets_that_wait_for_others_one_by_one_need_all_of_them(
-    api: API, node: PlayedNode
-) -> None:
+async def evaluated(
+    api: API, node: PlayedNode, first: tuple[int, ...], *codes: int
+) -> dict[str, Any]:
+    """Return a sweep that has waited set for set for another, after both have ended."""
     await submit(api, name="first", configuration=SWEEP)
     same = {"after": [{"run": "first", "job": "same"}]}
     made = await submit(api, name="hello", configuration={**SWEEP, **same})
-    for exit_code in (1, 0, 0):
+    for exit_code in first:
         await node.runs("first")
         await node.ends("first", exit_code)
-    await play_to_the_end(node, 0, 0)
+    await play_to_the_end(node, *codes)
+    return made
+
+
+async def waits(api: API, run: dict[str, Any]) -> list[tuple[object, str]]:
+    async with api.get(f"/v1/runs/{run['id']}/sets") as answer:
+        sets = (await answer.json())["sets"]
+    return [(one["parameters"]["seed"], one["status"]) for one in sets]
+
+
+async def test_a_set_whose_predecessor_failed_names_what_must_be_retried_first(
+    api: API, node: PlayedNode
+) -> None:
+    made = await evaluated(api, node, (0, 1, 0), 1, 0)
     status, code, message = await refused(api, made)
-    assert (status, code) == (400, "invalid")
-    assert "has 3 parameter sets and this one 1" in message
+    assert (status, code) == (409, "predecessor_first")
+    assert message.startswith("parameter set seed=2 waits for set 1 of run first (")
+    assert "which failed: retry that run first, `fairlead retry " in message
+    assert "--jobs 1`" in message
+    new = await retried(api, made, which="0")
+    assert await waits(api, new) == [(1, "active")]
+
+
+async def test_sets_that_failed_begin_and_those_that_never_did_wait_for_the_retried_predecessor(
+    api: API, node: PlayedNode
+) -> None:
+    made = await evaluated(api, node, (0, 1, 0), 1, 0)
+    async with api.get("/v1/runs/first") as answer:
+        first = await retried(api, await answer.json())
+    new = await retried(api, made)
+    assert [one["run_id"] for one in new["after"]] == [first["id"]]
+    # seed=1 has no set in the new predecessor: it has begun before, and waits for nothing.
+    assert await waits(api, new) == [(1, "active"), (2, "waiting")]
+    await node.runs("first")
+    await node.ends("first", 0)
+    await play_to_the_end(node, 0, 0)
+    assert await waits(api, new) == [(1, "done"), (2, "done")]
+    assert (await retried(api, made))["id"] != new["id"]
+
+
+async def test_a_set_that_never_began_and_whose_predecessor_is_done_begins(
+    api: API, node: PlayedNode
+) -> None:
+    """Another run of that name, without the set, takes nothing back."""
+    await submit(api, name="first", configuration=SWEEP)
+    same = {"after": [{"run": "first", "job": "same"}]}
+    made = await submit(api, name="hello", configuration={**SWEEP, **same})
+    for _ in range(3):
+        await node.runs("first")
+        await node.ends("first", 0)
+    async with api.post("/v1/runs/hello/sets/stop", json={"which": "1,2"}) as answer:
+        assert answer.status == 200
+    await play_to_the_end(node, 1)
+    other = {**SWEEP, "sweep": {"matrix": {"seed": [2]}}}
+    await submit(api, name="first", configuration=other)
+    new = await retried(api, made, which="0-2")
+    assert await waits(api, new) == [(1, "active"), (2, "waiting"), (3, "waiting")]
+    await play_to_the_end(node, 0)
+    assert await waits(api, new) == [(1, "done"), (2, "waiting"), (3, "active")]
 
 
 async def test_the_sets_of_a_file_are_shown_with_what_was_submitted(api: API) -> None:

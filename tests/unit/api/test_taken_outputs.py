@@ -8,8 +8,12 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from tests.unit.api.asking import HELLO, submit
-from tests.unit.api.conftest import USER_TOKEN
+from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.api.test_after import end, post, together
+from tests.unit.api.test_outputs import stored
+from tests.unit.cli.conftest import PlayedNode, node
+
+__all__ = ["node"]
 
 
 async def test_a_run_that_has_not_ended_must_be_waited_for(api: TestClient[Any, Any]) -> None:
@@ -79,6 +83,21 @@ async def test_two_runs_of_one_name_are_refused(api: TestClient[Any, Any]) -> No
     status, refused = await post(api, name="train", outputs_from=both, after="prepare")
     assert (status, refused["error"]["field"]) == (400, "outputs_from[1]")
     assert "both would be the folder inputs/prepare" in refused["error"]["message"]
+
+
+async def test_outputs_that_were_removed_are_refused_before_a_job_is_placed_for_them(
+    api: TestClient[Any, Any], controller: Controller, node: PlayedNode
+) -> None:
+    made = await submit(api, name="prepare")
+    await stored(controller, made)
+    await node.ends("prepare", 0)
+    status, _ = await post(api, name="train", outputs_from="prepare")
+    assert status == 201
+    assert await controller.outputs.sweep((), float("inf")) == 1
+    status, refused = await post(api, name="again", outputs_from="prepare")
+    error = refused["error"]
+    assert (status, error["code"], error["field"]) == (410, "outputs_removed", "outputs_from[0]")
+    assert error["message"].startswith("the outputs of run prepare were removed: they are older")
 
 
 @pytest.mark.parametrize("wrong", ["", ["a", "a"], 7, [["a"]], ["no name!"]])

@@ -115,11 +115,11 @@ async def test_a_sweep_that_waits_for_another_is_followed_from_its_submission_on
     )
     await of(start, "apply", str(first), "-d")
     follower = await start("apply", str(second))
-    await follower.hears("queued: after run lrs: each set waits until the one with its number")
+    await follower.hears("queued: after run lrs: each set waits until the one with its parameters")
     await of(start, "stop", "lrs")
     ended = await follower.ended()
     assert (ended.status, ended.out) == (1, b"")
-    assert "2 jobs failed (seed=0, 1): dependency_failed: jobs 0-1" in ended.err
+    assert "2 jobs failed (seed=0, 1): the same parameter set of run lrs has ended" in ended.err
     assert "--failed --tail" not in ended.err
 
 

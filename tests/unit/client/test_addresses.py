@@ -18,7 +18,7 @@ from fairlead.connections import requests
 from fairlead.connections.addresses import PAUSES_SECONDS, Addresses
 from fairlead.errors import ApiError, ConnectionLost, NotFound, NotLoggedIn, SettingsError
 from fairlead.rest import ControllerClient
-from fairlead.wire.errors import LEADS_NO_MORE
+from fairlead.wire.errors import LEADS_NO_MORE, STORE_UNAVAILABLE
 from tests.support.ssh_daemon import free_port
 
 CUT = 0
@@ -272,6 +272,45 @@ def test_a_change_that_nobody_could_do_is_sent_again_after_a_moment(
     client.post("/v1/x", {})
     assert len(former.requests) == 2
     assert not any(former.url + " is passed over" in one for one in told)
+
+
+@pytest.mark.parametrize("are_several", [False, True])
+def test_a_read_is_sent_again_when_the_database_did_not_answer(
+    play: Callable[[], _Played], *, are_several: bool
+) -> None:
+    busy, told = play(), Told()
+    busy.refuses(503, STORE_UNAVAILABLE)
+    slept: list[float] = []
+
+    def answers_again(seconds: float) -> None:
+        slept.append(seconds)
+        busy.status = 200 if slept == list(PAUSES_SECONDS) else 503
+
+    urls = f"{busy.url},{nobody()}" if are_several else busy.url
+    ControllerClient(Addresses(urls, told, sleep=answers_again), "token").get("/v1/x")
+    assert (len(busy.requests), slept) == (3, list(PAUSES_SECONDS))
+
+
+def test_a_database_that_stays_away_is_told_as_it_is(play: Callable[[], _Played]) -> None:
+    busy = play()
+    busy.refuses(503, STORE_UNAVAILABLE)
+    slept: list[float] = []
+    addresses = Addresses(busy.url, Told(), sleep=slept.append)
+    with pytest.raises(ApiError, match="it is store_unavailable"):
+        ControllerClient(addresses, "token").get("/v1/x")
+    assert slept == list(PAUSES_SECONDS)
+
+
+def test_a_change_of_which_nobody_knows_whether_it_was_stored_is_sent_once(
+    play: Callable[[], _Played],
+) -> None:
+    busy = play()
+    busy.refuses(503, STORE_UNAVAILABLE)
+    slept: list[float] = []
+    client = ControllerClient(Addresses(busy.url, Told(), sleep=slept.append), "token")
+    with pytest.raises(ApiError, match="it is store_unavailable"):
+        client.post("/v1/x", {})
+    assert (len(busy.requests), slept) == (1, [])
 
 
 def test_a_change_whose_connection_broke_is_not_sent_again(play: Callable[[], _Played]) -> None:

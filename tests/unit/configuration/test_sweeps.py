@@ -53,7 +53,14 @@ def test_numbers_truth_and_strings_that_look_alike_are_different_parameters() ->
 
 @pytest.mark.parametrize(
     ("written", "total", "number"),
-    [(3, 1000, 3), ("10%", 1000, 100), ("10%", 30, 3), ("1%", 5, 1), ("33.3%", 10, 4)],
+    [
+        (3, 1000, 3),
+        ("10%", 1000, 100),
+        ("10%", 30, 3),
+        ("1%", 5, 1),
+        ("10%", 3, 1),
+        ("33.3%", 10, 4),
+    ],
 )
 def test_a_share_of_failures_is_rounded_up(written: object, total: int, number: int) -> None:
     assert FailureLimit.read(written).of(total) == number
@@ -198,7 +205,10 @@ def test_jsonl_takes_names_in_any_order(tmp_path: Path) -> None:
         ("p.csv", "lr\n", "p.csv has no parameter set"),
         ("p.csv", "lr,lr\n1,2\n", "p.csv:1 has one name twice"),
         ("p.csv", "lr,x\n1,2\n3\n", "p.csv:3 has 1 values for 2 names"),
-        ("p.csv", "lr,LR\n1,2\n", "p.csv:2.LR: gives the same variable as lr"),
+        ("p.csv", "lr,LR\n1,2\n", "p.csv:1.LR: gives the same variable as lr"),
+        ("p.csv", "lr,a b\n1,2\n", "p.csv:1.a b: is not the name of a parameter"),
+        ("p.csv", "\nlr\n1\n", "p.csv:1 is empty: the first line has the names"),
+        ("p.jsonl", '\n{"a b": 1}\n', "p.jsonl:2.a b: is not the name of a parameter"),
         ("p.csv", "lr\n1\n1\n", "p.csv:3: is a set that there is already"),
         ("p.csv", 'lr\n"1\n', "p.csv:2 is not CSV"),
         ("p.csv", "lr\n" + "9" * 5000, "p.csv:2.lr: is too long"),

@@ -152,7 +152,9 @@ def test_a_set_whose_predecessor_failed_fails_alone() -> None:
     assert counted(play) == {"waiting": 1, "failed": 1}
     lost = play.state.jobs[0].attempts[-1]
     assert (lost.status, lost.reason) == (AttemptStatus.FAILED, Reason.DEPENDENCY_FAILED)
-    assert str(lost.message).startswith("parameter set 1 of run prepare has ended otherwise than")
+    assert str(lost.message).startswith(
+        "the same parameter set of run prepare has ended otherwise than"
+    )
     learns(play, RunStatus.FAILED, done=[0], failed=[1], over=[0, 1])
     end(play, 0)
     assert (play.run.status, play.run.message) == (RunStatus.FAILED, "1 of 2 parameter sets failed")
@@ -226,7 +228,7 @@ def test_a_larger_max_parallel_lets_sets_that_came_begin() -> None:
 
 def test_a_sweep_says_what_its_sets_wait_for() -> None:
     play = learns(waiting(prepare()), done=[1], over=[1])
-    expected = "after run prepare: each set waits until the one with its number is done"
+    expected = "after run prepare: each set waits until the one with its parameters is done"
     assert beginning.why_waits(play.run) == expected
 
 

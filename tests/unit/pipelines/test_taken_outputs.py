@@ -81,14 +81,22 @@ async def test_the_job_gets_them_as_an_archive_before_it_starts(
     assert node.the_runner.asked == ["start", "put_code", "run", "start"]
 
 
-async def test_a_run_that_left_none_ends_the_job_with_a_sentence(
-    outputs: OutputStore, prepare: RunState, tmp_path: Path
+@pytest.mark.parametrize(
+    ("left", "sentence"),
+    [
+        (None, "run prepare, whose outputs it takes, left none"),
+        (KEPT, "the outputs of run prepare, which it takes, were removed: they are older than"),
+    ],
+)
+async def test_without_outputs_to_take_the_job_ends_with_a_sentence_why(
+    outputs: OutputStore, tmp_path: Path, left: CollectedOutputs | None, sentence: str
 ) -> None:
+    prepare = placed(AttemptStatus.DONE, outputs=left)
     node, pipeline = FakeConnection(), NotedPipeline()
     await starter(pipeline, reader(outputs, prepare), tmp_path)(train(prepare), node)
     (exited,) = pipeline.posted
     assert isinstance(exited, reports.RunnerExited)
-    assert "run prepare, whose outputs it takes, left none" in (exited.message or "")
+    assert sentence in (exited.message or "")
     assert node.the_runner.asked == []
 
 
