@@ -60,11 +60,14 @@ class PortsBed:
         self.socket = folder / "w.sock"
         self.asked: list[str] = []
         self.lends = True
+        self.may_lend = asyncio.Event()
+        self.may_lend.set()
         self.bed: Bed
         self.url = ""
 
     async def lend(self, run_id: str, attempt_id: str) -> bytes | None:
         self.asked.append(attempt_id)
+        await self.may_lend.wait()
         way = JobWay(socket=str(self.socket), node=HERE)
         return msgspec.json.encode(way) if self.lends else None
 
@@ -236,6 +239,21 @@ async def test_a_connection_ends_with_its_right(
         while not opened.closed:
             await opened.receive()
         await _talk(other)
+
+
+@pytest.mark.parametrize("path", ["ports/80", "terminal"])
+async def test_a_right_that_ends_while_the_leader_is_asked_opens_nothing(
+    ported: PortsBed, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(reader_rights, "LOOK_SECONDS", 0.01)
+    await _with_ssh(ported, free_port())
+    ported.may_lend.clear()
+    asking = asyncio.ensure_future(ported.connect(f"/v1/runs/shell/{path}"))
+    await eventually(lambda: ported.asked)
+    await ported.revoke(USER_TOKEN)
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await asking
+    ported.may_lend.set()
 
 
 @pytest.mark.parametrize("path", ["ports/80", "terminal"])
