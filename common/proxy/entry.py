@@ -232,17 +232,14 @@ class Proxy:
         """Raises Unauthenticated, Forbidden, NotFound, Unavailable."""
         if admitted_by is not None and admitted_by in request.headers:
             return Admission(secret_headers=frozenset({admitted_by.lower()}))
-        authorization = request.headers.get("Authorization", "")
-        # Only the cookie's check of the page's origin protects such a session from other sites.
-        if bearer(authorization).startswith(BROWSER_PREFIX):
-            raise Unauthenticated("a browser's session is for its cookie alone")
+        authorization = _authorization(request)
         if service.auth and target.own_origin and not authorization:
             authorization = self._browsers.authorization(service, request, client)
         return await self._access.admit(service, authorization)
 
     async def _model(self, request: web.Request, raw: str) -> web.StreamResponse:
         _require_no_worker(request)
-        authorization = request.headers.get("Authorization", "")
+        authorization = _authorization(request)
         path, _, _ = raw[len(models.MODELS) :].partition("?")
         plain = _plain(path)
         if plain == "/models" and request.method == "GET":
@@ -385,6 +382,15 @@ async def tidy(request: web.Request, response: web.StreamResponse) -> None:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _authorization(request: web.Request) -> str:
+    """Return what the request is to be admitted by. Raises Unauthenticated."""
+    authorization = request.headers.get("Authorization", "")
+    # Only the cookie's check of the page's origin protects such a session from other sites.
+    if bearer(authorization).startswith(BROWSER_PREFIX):
+        raise Unauthenticated("a browser's session is for its cookie alone")
+    return authorization
 
 
 def _require_no_worker(request: web.Request) -> None:

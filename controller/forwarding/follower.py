@@ -20,13 +20,13 @@ from common.http import HEAD_SECONDS, is_our_failure
 from common.proxy.entry import tidy
 from common.proxy.headers import LOCAL_DOMAIN, service_of_host
 from controller.api.app import HEALTH_PATH, SERVICES_METRICS_PATH, not_for_tabs, numbers
-from controller.api.http.errors import as_response
+from controller.api.http.errors import as_response, nobody_leads
 from controller.api.http.leaving import Leaving
 from controller.api.http.origins import host_of
 from controller.api.http.streams import STREAMS, end_streams
 from controller.forwarding.follower_links import HANDSHAKE_SECONDS, LINK_PATH
 from controller.forwarding.forwarder import Forwarder, LeaderLate
-from controller.forwarding.leader_links import LeaderLinks
+from controller.forwarding.leader_links import LeaderLinks, NobodyLeads
 from controller.forwarding.reads import Reads
 from controller.relay import Leader
 from controller.replica.alone import LeaderKnowsMore, NeedsLeader, alone
@@ -259,6 +259,11 @@ class _Endpoints:
                     except LeaderLate:
                         # It may wait for the same database.
                         raise hangs from None
+                except NobodyLeads:
+                    # It was held for as long as the forwarder would hold it.
+                    refused = nobody_leads()
+                    refused.force_close()
+                    return refused
                 # The leader may answer what this follower cannot.
                 except (NeedsLeader, StoreError):
                     pass

@@ -18,6 +18,7 @@ from controller.gateways.snapshots import host_of, snapshot_of
 from controller.lifecycle import reports
 from controller.lifecycle.model import RunState
 from controller.links.base import NodeConnection
+from controller.links.gateway_keys import put_keys
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import find
 from controller.store.base import Changes, Gateway, Store
@@ -303,7 +304,7 @@ class GatewayManager:
         with contextlib.suppress(TimeoutError, LinkError, ShimError, ShimUnavailable):
             async with asyncio.timeout(SPREAD_SECONDS):
                 connection = await self._connect(node_id)
-                await connection.shim.put_gateways(self.keys())
+                await put_keys(connection.shim, self.keys)
 
     def _in_background(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

@@ -171,7 +171,8 @@ class GateAccess:
             found = Credential(token=token, login=session.login)
             self._gate.require_login(found)
             return found
-        held = self._gate.granted(digest(secret), run_id)
+        # A code that goes on would open sessions for as long as one holds, the last for twice that.
+        held = self._gate.granted(digest(secret), run_id, once=self._sealed is not None)
         if held is None:
             raise Unauthenticated("this browser's session has ended; open the service again")
         return held

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import re
 
 import msgspec
 from cryptography.fernet import Fernet, InvalidToken
@@ -21,6 +22,7 @@ from controller.clock import Clock
 from controller.service.accounts.users import Credential
 
 _MAX_BYTES = 2000
+_SEALED = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class SealedSession(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,7 +59,8 @@ class SealedSessions:
                 token_id=credential.token.id,
                 login=credential.login,
             )
-        return self._fernet.encrypt(msgspec.json.encode(session)).decode()
+        # Without the padding: a cookie with `=` in it would be sent in quotes.
+        return self._fernet.encrypt(msgspec.json.encode(session)).decode().rstrip("=")
 
     def secret_of(self, service: Service, value: str) -> str | None:
         """Return the secret by which a session of this service admits; None: this is none."""
@@ -75,10 +78,12 @@ class SealedSessions:
 
     def opened(self, value: str, run_id: str) -> SealedSession | None:
         """Return the session with this run's service, if the seal is ours and its time not over."""
-        if len(value) > _MAX_BYTES or not value.isascii():
+        # base64's decoder passes over other characters, and over all that follows the padding: what
+        # is made of a cookie and more, as the secret of a code is, would be a session too.
+        if len(value) > _MAX_BYTES or _SEALED.fullmatch(value) is None:
             return None
         try:
-            opened = self._fernet.decrypt(value)
+            opened = self._fernet.decrypt(value + "=" * (-len(value) % 4))
             session = msgspec.json.decode(opened, type=SealedSession)
         except (InvalidToken, msgspec.MsgspecError):
             return None

@@ -11,6 +11,7 @@ import msgspec
 from common.links.errors import LinkError
 from controller.gateways.snapshots import node_of
 from controller.links.base import NodeConnection
+from controller.links.gateway_keys import put_keys
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, find
 from controller.ways.messages import JobWay
@@ -45,7 +46,7 @@ class Exposer(msgspec.Struct, frozen=True, kw_only=True):
                 context = self._find(run_id, attempt_id)
                 if context is None:
                     return None
-                await shim.put_gateways(self.keys())
+                await put_keys(shim, self.keys)
                 exposed = await shim.expose(
                     attempt_id,
                     port,

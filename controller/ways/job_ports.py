@@ -63,13 +63,14 @@ class JobPorts:
             query, user = read.query(PortQuery), read.user
         port = number_of(request.match_info["port"])
         attempt = running_attempt(state, query.job)
-        async with self._ways.held(state.run.id, attempt.id) as way:
-            ports = PortService(_Known(state), _through(way))
-            try:
-                stream = await ports.open(state.run.id, query.job, port, user=user)
-            except Unavailable as error:
-                raise NeedsLeader from error
-            with self._reads.while_allowed(request, state.run.id):
+        # From here on: the leader, and the node, may take seconds.
+        with self._reads.while_allowed(request, state.run.id):
+            async with self._ways.held(state.run.id, attempt.id) as way:
+                ports = PortService(_Known(state), _through(way))
+                try:
+                    stream = await ports.open(state.run.id, query.job, port, user=user)
+                except Unavailable as error:
+                    raise NeedsLeader from error
                 return await carry_port(request, stream)
 
     async def _terminal(self, request: web.Request) -> web.StreamResponse:
@@ -77,12 +78,12 @@ class JobPorts:
             state = await read.run()
             query, user = read.query(TerminalQuery), read.user
         attempt = running_attempt(state, query.job)
-        async with self._ways.held(state.run.id, attempt.id) as way:
-            await _require_reached(way)
-            known = _Known(state)
-            ports = PortService(known, _through(way))
-            terminals = TerminalService(known, ports, self._secret, self._open)
-            with self._reads.while_allowed(request, state.run.id):
+        with self._reads.while_allowed(request, state.run.id):
+            async with self._ways.held(state.run.id, attempt.id) as way:
+                await _require_reached(way)
+                known = _Known(state)
+                ports = PortService(known, _through(way))
+                terminals = TerminalService(known, ports, self._secret, self._open)
                 return await serve_terminal(request, terminals, state.run.id, query, user)
 
 

@@ -19,7 +19,7 @@ from common.proxy.upstream import UpstreamError
 from common.streams import PortStream
 from controller.api.http.holding import HELD_SECONDS
 from controller.forwarding.follower_links import BY_ITSELF, JOB_WAY_PATH
-from controller.forwarding.leader_links import LeaderLinks, NobodyLeads, NoLink
+from controller.forwarding.leader_links import LeaderLinks, NoLink
 from controller.relay import while_it_leads
 from controller.replica.alone import NeedsLeader
 from controller.ways.messages import JobWay
@@ -73,7 +73,7 @@ class LentWays:
 
     @asynccontextmanager
     async def held(self, run_id: str, attempt_id: str) -> AsyncIterator[LentWay]:
-        """Hold the way to this attempt. Raises NeedsLeader."""
+        """Hold the way to this attempt. Raises NeedsLeader, NobodyLeads."""
         kept = self._kept.get(attempt_id)
         if kept is None or kept.failed:
             way = await self._ask(run_id, attempt_id)
@@ -102,10 +102,10 @@ class LentWays:
         self._nodes.links.update(nodes.values())
 
     async def _ask(self, run_id: str, attempt_id: str) -> JobWay:
-        """Raises NeedsLeader."""
+        """Raises NeedsLeader, NobodyLeads."""
         try:
             link = await self._links.get(HELD_SECONDS)
-        except (NobodyLeads, NoLink) as error:
+        except NoLink as error:
             raise NeedsLeader from error
         path = JOB_WAY_PATH.format(run=run_id, attempt=attempt_id)
         asked = [("Host", link.host), (CLIENT, BY_ITSELF)]

@@ -323,8 +323,9 @@ def _listening(access: GatewayAccess, path: Path, task_id: str) -> socket.socket
         bound.chmod(0o660)
         if access.gid is not None:
             os.chown(bound, -1, access.gid)
-        made.listen(BACKLOG)
         bound.rename(path)
+        # Not before: until then whoever knows the task could connect by the name that is bound.
+        made.listen(BACKLOG)
     except OSError as error:
         made.close()
         raise OSError(error.errno, error.strerror) from None

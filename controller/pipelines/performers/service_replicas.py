@@ -15,6 +15,7 @@ from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.model import Attempt
 from controller.lifecycle.services.readiness import is_over
 from controller.links.base import NodeConnection
+from controller.links.gateway_keys import put_keys
 from controller.pipelines import to_node
 from controller.pipelines.effects import Performer
 from controller.pipelines.run_pipeline import RunPipeline
@@ -167,7 +168,7 @@ class ReplicaRegistrar:
         if service is None or service.gateway is None or context.job.spec.serves is None:
             return
         try:
-            await connection.shim.put_gateways(self._gateways.keys())
+            await put_keys(connection.shim, self._gateways.keys)
             exposed = await connection.shim.expose(
                 attempt.id,
                 context.job.spec.serves.port,

@@ -71,12 +71,14 @@ class BrowserGrants:
         )
         return code
 
-    def use(self, proof: str, run_id: str) -> Grant | None:
+    def use(self, proof: str, run_id: str, *, once: bool = False) -> Grant | None:
         """Return the grant with this digest; None: there is none for this run. Its first use makes
-        it last."""
+        it last, or ends it if it is used `once`."""
         now, found = self._clock.now(), self._grants.get(proof)
         if found is None or found.run_id != run_id or found.expires_at <= now:
             return None
+        if once:
+            return self._grants.pop(proof)
         if not found.is_used:
             found = msgspec.structs.replace(found, is_used=True, expires_at=now + GRANT_SECONDS)
             self._grants[proof] = found

@@ -127,10 +127,11 @@ class Gate:
         if any(one.id == credential.login for one in ended):
             raise Unauthenticated("you logged out; log in again")
 
-    def granted(self, proof: str, run_id: str) -> Credential | None:
+    def granted(self, proof: str, run_id: str, *, once: bool = False) -> Credential | None:
         """Return what a browser's session with this service stands for, by the digest of its
-        secret; None: there is no such session. Raises Unauthenticated."""
-        grant = self.grants.use(proof, run_id)
+        secret; None: there is no such session. `once`: it is known no more after this. Raises
+        Unauthenticated."""
+        grant = self.grants.use(proof, run_id, once=once)
         if grant is None:
             return None
         held = Credential(token=self.token_by_id(grant.token_id), login=grant.login)

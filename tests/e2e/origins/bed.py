@@ -31,6 +31,7 @@ from controller.proxy.registered import GateAccess, through_runners
 from controller.service.runs.submission import Submission
 from controller.web.app import Dashboard, session_key
 from tests.doubles.proxy import NodeHere, NotedTraffic, PlantedServices
+from tests.e2e.origins.follower import KEY, Front
 from tests.support.certificates import Authority
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import LONG
@@ -218,9 +219,10 @@ class Certificate:
 
 @contextlib.asynccontextmanager
 async def hostile(
-    controller: Controller, mode: Mode, certificate: Certificate
+    controller: Controller, mode: Mode, certificate: Certificate, front: Front | None = None
 ) -> AsyncIterator[Bed]:
-    """A controller set up in this way, with the runs that own the services."""
+    """A controller set up in this way, with the runs that own the services. `front`: browsers find
+    a follower of it."""
     async with contextlib.AsyncExitStack() as stack:
         port = _port()
         bed = Bed(mode, port, _port() if mode.gateway else port)
@@ -248,7 +250,7 @@ async def hostile(
             )
             stack.enter_context(at_gateway)
         tls = certificate.context() if mode.is_encrypted else None
-        for app, where in _apps(controller, bed, services, stack):
+        for app, where in await _apps(controller, bed, services, stack, front):
             await stack.enter_async_context(_listening(app, where or port, tls))
         yield bed
 
@@ -277,14 +279,19 @@ def _port() -> int:
     return next(port for port in found if port not in (6000, 6566, 6679, 6697, 10080))
 
 
-def _apps(
-    controller: Controller, bed: Bed, services: PlantedServices, stack: contextlib.AsyncExitStack
+async def _apps(
+    controller: Controller,
+    bed: Bed,
+    services: PlantedServices,
+    stack: contextlib.AsyncExitStack,
+    front: Front | None,
 ) -> list[tuple[web.Application, int | None]]:
     mode, service = bed.mode, controller.service
     site = Site(public_url=bed.origin, allows_plain_http=mode.insists)
+    sealed = None if front is None else front.sealed
     dashboard = Dashboard(
         service,
-        session_key(b"secret of the tests"),
+        session_key(KEY),
         lambda: 0.0,
         site=site,
         service_domain=mode.domain,
@@ -294,15 +301,20 @@ def _apps(
         made = Proxy(
             services=services,
             traffic=NotedTraffic(),
-            access=GateAccess(service.gate),
+            access=GateAccess(service.gate, sealed),
             connect=through_runners(NodeHere().connect),
             settings=settings,
             prove=None if settings.is_gateway else dashboard.opening.prove,
+            sessions=sealed,
         )
         stack.callback(made.close)
         return made
 
-    here = proxy(Settings(domain=mode.domain, site=site))
+    settings = Settings(domain=mode.domain, site=site)
+    here = proxy(settings)
+    if front is not None:
+        before = front.before(service, here, dashboard, settings, services.all())
+        return [(await stack.enter_async_context(before), None)]
     found: list[tuple[web.Application, int | None]] = [
         (make_app(service, here, mounts=(dashboard.mount,)), None)
     ]

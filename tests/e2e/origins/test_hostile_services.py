@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from controller.clock import SystemClock
+from controller.forwarding.reads import Reads
 from tests.e2e.origins.bed import MODES, SECRET, Bed, Certificate, Mode, hostile, unprotected
 from tests.e2e.origins.browsers import FIREFOX, Open, Tab, chromium, firefox
+from tests.e2e.origins.follower import Front
 from tests.support.waiting import LONG, eventually
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
+from tests.unit.forwarding.test_reads import opened_bed
 
 pytestmark = pytest.mark.e2e
 
@@ -28,6 +32,8 @@ EVIL = "document.scripts[0].textContent.includes('What a hostile page tries') &&
 ICON = "/favicon.ico"
 """Browsers ask for it for the visitor's own page, late."""
 DASHBOARD = "/dashboard/runs"
+AT_A_FOLLOWER = "tls, services on sibling hosts"
+"""The hosts that a page can do the most to."""
 USER = "document.querySelector('meta[name=fairlead-page]') && document.body.innerText"
 
 
@@ -60,6 +66,30 @@ async def open_service(tab: Tab, bed: Bed, name: str, sign: str) -> None:
         await eventually(lambda: any(one.path.endswith("/end") for one in bed.evil))
 
 
+async def attacked(controller: Controller, bed: Bed, tab: Tab) -> None:
+    """Let the hostile page attack its visitor, who has logged in and has the notes open."""
+    await log_in(tab, bed)
+    before = controller.service.gate.tokens
+    if bed.mode.has_own_origins:
+        await open_service(tab, bed, "notes", "document.getElementById('notes').innerText")
+    known = len(bed.notes)
+    await open_service(tab, bed, "evil", EVIL)
+    if bed.mode.has_own_origins:
+        await shown(tab, "typeof window.attacked === 'object' && 'it runs'")
+        outcomes = await tab.do("window.attacked")
+        assert {name: one for name, one in outcomes.items() if one != "nothing"} == {}
+        assert len(outcomes) == 27
+    reached = [one.method for one in bed.notes[known:] if one.path != ICON]
+    assert set(reached) == set(bed.mode.reached)
+    assert controller.service.gate.tokens == before
+    await tab.go(f"{bed.origin}/dashboard/runs")
+    assert SECRET in await shown(tab, USER)
+    ran = [one for one in bed.evil if one.path.endswith("/ran")]
+    assert bool(ran) is bed.mode.has_own_origins
+    loot = "\n".join(bed.stolen + bed.reports)
+    assert SECRET not in loot
+
+
 @pytest.mark.parametrize(
     ("mode", "browser"),
     [
@@ -78,26 +108,22 @@ async def test_a_hostile_page_gets_nothing_of_its_visitor(
         hostile(controller, MODES[mode], certificate) as bed,
         run(tmp_path / "profile", certificate) as tab,
     ):
-        await log_in(tab, bed)
-        before = controller.service.gate.tokens
-        if bed.mode.has_own_origins:
-            await open_service(tab, bed, "notes", "document.getElementById('notes').innerText")
-        known = len(bed.notes)
-        await open_service(tab, bed, "evil", EVIL)
-        if bed.mode.has_own_origins:
-            await shown(tab, "typeof window.attacked === 'object' && 'it runs'")
-            outcomes = await tab.do("window.attacked")
-            assert {name: one for name, one in outcomes.items() if one != "nothing"} == {}
-            assert len(outcomes) == 27
-        reached = [one.method for one in bed.notes[known:] if one.path != ICON]
-        assert set(reached) == set(bed.mode.reached)
-        assert controller.service.gate.tokens == before
-        await tab.go(f"{bed.origin}/dashboard/runs")
-        assert SECRET in await shown(tab, USER)
-        ran = [one for one in bed.evil if one.path.endswith("/ran")]
-        assert bool(ran) is bed.mode.has_own_origins
-        loot = "\n".join(bed.stolen + bed.reports)
-        assert SECRET not in loot
+        await attacked(controller, bed, tab)
+
+
+async def test_at_a_follower_that_knows_browsers_by_sealed_cookies_it_gets_nothing_either(
+    tmp_path: Path,
+) -> None:
+    certificate = Certificate(tmp_path)
+    async with opened_bed(tmp_path, lambda reader: Reads(reader, SystemClock())) as shared:
+        front = Front(shared.reader, tmp_path)
+        async with (
+            hostile(shared.controller, MODES[AT_A_FOLLOWER], certificate, front) as bed,
+            chromium(tmp_path / "profile", certificate) as tab,
+        ):
+            await attacked(shared.controller, bed, tab)
+        # It is the follower itself that let the visitor in.
+        assert {"notes", "evil"} <= set(front.carried)
 
 
 @pytest.mark.parametrize("browser", BROWSERS)

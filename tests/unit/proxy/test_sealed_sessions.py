@@ -95,6 +95,19 @@ async def test_what_is_in_a_cookie_is_no_token() -> None:
                 assert answer.status == 401
 
 
+async def test_what_is_in_a_cookie_opens_no_model() -> None:
+    async with a_bed(sealed=book()) as bed, an_app(echo) as port:
+        bed.serve(port, auth=True, model="llama")
+        headers = {
+            "Authorization": f"Bearer {BROWSER_PREFIX}{(await opened(bed)).partition('=')[2]}"
+        }
+        body = {"model": "llama"}
+        async with bed.client.post("/models/v1/completions", json=body, headers=headers) as answer:
+            assert answer.status == 401
+        async with bed.client.get("/models/v1/models", headers=headers) as answer:
+            assert answer.status == 401
+
+
 def test_a_session_is_for_one_run_and_for_twelve_hours() -> None:
     clock = ManualClock()
     sealed = SealedSessions(SECRET, clock)
@@ -122,3 +135,29 @@ def test_a_key_is_hidden_and_grants_no_login() -> None:
 @pytest.mark.parametrize("value", ["", "x", "ä", "gAAAAA" * 10, "a" * 100_000, "a.b"])
 def test_what_is_no_session_opens_nothing(value: str) -> None:
     assert book().secret_of(SERVICE, value) is None
+
+
+@pytest.mark.parametrize("run_id", ["r", "rr", "r" * 16, "r" * 32])
+async def test_a_session_begins_no_other_one(run_id: str) -> None:
+    """Whoever has a cookie could else have it renewed without an end, past the login's. A seal is
+    base64, whose decoders pass over much, depending on its length."""
+    async with a_bed(sealed=book()) as bed, an_app(echo) as port:
+        bed.serve(port, auth=True)
+        service = replace(SERVICE, run_id="run-api")
+        credential = Credential(token=replace(TOKEN, id="ada"), login=run_id)
+        value = book().open(service, "", credential)
+        assert await status(bed, f"fairlead-service={value}") == 200
+        way = await begin(bed)
+        assert (await enter(bed, value, way.cookie)).status == 401
+        for more in (f"{value}.{'0' * 64}", f"{value[:9]}.{value[9:]}", f"{value}\n", f'"{value}"'):
+            assert book().opened(more, "run-api") is None
+
+
+async def test_a_code_opens_one_session() -> None:
+    """A code would else open sessions for as long as one may hold: the last one for twice that."""
+    async with a_bed(sealed=book()) as bed, an_app(echo) as port:
+        bed.serve(port, auth=True)
+        way = await begin(bed)
+        code = code_for(bed, way)
+        assert (await enter(bed, code, way.cookie)).status == 303
+        assert (await enter(bed, code, way.cookie)).status == 401

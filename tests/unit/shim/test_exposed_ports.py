@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import re
 import socket
 import stat
@@ -178,6 +179,23 @@ async def test_only_the_gateways_group_may_open_the_socket_and_it_must_know_the_
         bound = await asyncio.to_thread(Path("/proc/net/unix").read_text)
         assert f"{exposed.parent}/t1.new" in bound
         assert exposed.stem not in bound
+
+
+async def test_nobody_connects_by_the_name_that_is_bound(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, refused = Path.rename, []
+
+    def tried(path: Path, target: Path) -> Path:
+        if path.suffix == ".new" and path.is_socket():
+            with socket.socket(socket.AF_UNIX) as caller:
+                refused.append(caller.connect_ex(str(path)))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", tried)
+    async with bed.ports() as ports:
+        await ports.expose(bed.tasks["t1"], ANY_PORT)
+    assert refused == [errno.ECONNREFUSED]
 
 
 async def test_a_socket_for_all_ports_of_a_task_is_told_the_port(bed: Bed) -> None:

@@ -370,6 +370,39 @@ async def test_a_login_and_a_cookie_that_is_not_known_here_are_the_leaders(
         assert await carrying.status(path, None, **headers) == TO_THE_LEADER, path
 
 
+@pytest.mark.parametrize(
+    "garbled",
+    [
+        "",
+        '"',
+        "%00",
+        "gAAAAA",
+        "ä",
+        "a" * 7000,
+        "x; fairlead-service=y",
+        "VALUE; fairlead-service=VALUE",
+        '"VALUE"',
+        "VALUE=",
+        "VALUE.x",
+        "VALU",
+    ],
+)
+async def test_what_is_made_of_a_cookie_is_the_leaders(carrying: Carrying, garbled: str) -> None:
+    carrying.told(SERVICE)
+    value = (await _session(carrying))["Cookie"].partition("=")[2]
+    cookie = f"fairlead-service={garbled.replace('VALUE', value).replace('VALU', value[:-1])}"
+    assert await carrying.status("/", None, **OWN_PAGE, Cookie=cookie) == TO_THE_LEADER
+
+
+async def test_browsers_that_come_at_once_share_reads(carrying: Carrying) -> None:
+    carrying.told(SERVICE)
+    browsers = [await _session(carrying, f"l{number}") for number in range(30)]
+    before = carrying.bed.reads
+    found = await asyncio.gather(*(carrying.status("/", None, **one) for one in browsers))
+    assert set(found) == {200}
+    assert carrying.bed.reads - before < 30
+
+
 async def _is_cut(answer: ClientResponse) -> None:
     with pytest.raises(ClientError):
         await answer.read()

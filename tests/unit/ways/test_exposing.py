@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 import pytest
@@ -32,6 +32,7 @@ class Bed:
         self.pipeline.nodes["n1"] = replace(node, capacity=replace(node.capacity, gateways=True))
         self.node = FakeConnection()
         self.node.shim.listing[self.attempt] = task_of(self.state)
+        self.keys: tuple[str, ...] = (KEY,)
         self.connect: Callable[[str], Awaitable[FakeConnection]] = self._connect
 
     async def _connect(self, node_id: str) -> FakeConnection:
@@ -39,7 +40,10 @@ class Bed:
 
     async def lend(self, run_id: str | None = None, attempt: str | None = None) -> JobWay | None:
         exposer = Exposer(
-            pipeline=self.pipeline, connect=self.connect, keys=lambda: (KEY,), fence=Fence(1, 7)
+            pipeline=self.pipeline,
+            connect=self.connect,
+            keys=lambda: self.keys,
+            fence=Fence(1, 7),
         )
         found = await exposer.lend(run_id or self.state.run.id, attempt or self.attempt)
         return None if found is None else msgspec.json.decode(found, type=JobWay)
@@ -97,3 +101,22 @@ async def test_a_node_that_is_not_reached_lends_nothing() -> None:
 
     bed.connect = connect
     assert await bed.lend() is None
+
+
+async def test_a_key_that_is_removed_while_keys_are_on_their_way_does_not_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The word of the removal, on a connection that was open already, overtakes the older one."""
+    bed, removed = Bed(), "ssh-ed25519 BBBB"
+    shim, put = bed.node.shim, bed.node.shim.put_gateways
+    bed.keys = (KEY, removed)
+
+    async def overtaken(keys: Iterable[str]) -> None:
+        if removed in keys:
+            bed.keys = (KEY,)
+            await put(bed.keys)
+        await put(keys)
+
+    monkeypatch.setattr(shim, "put_gateways", overtaken)
+    assert await bed.lend() is not None
+    assert shim.gateway_keys == (KEY,)

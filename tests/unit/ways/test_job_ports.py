@@ -60,11 +60,14 @@ class PortsBed:
         self.socket = folder / "w.sock"
         self.asked: list[str] = []
         self.lends = True
+        self.may_lend = asyncio.Event()
+        self.may_lend.set()
         self.bed: Bed
         self.url = ""
 
     async def lend(self, run_id: str, attempt_id: str) -> bytes | None:
         self.asked.append(attempt_id)
+        await self.may_lend.wait()
         way = JobWay(socket=str(self.socket), node=HERE)
         return msgspec.json.encode(way) if self.lends else None
 
@@ -239,9 +242,22 @@ async def test_a_connection_ends_with_its_right(
 
 
 @pytest.mark.parametrize("path", ["ports/80", "terminal"])
-async def test_the_leader_carries_what_it_lends_no_way_to(
+async def test_a_right_that_ends_while_the_leader_is_asked_opens_nothing(
     ported: PortsBed, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
+    monkeypatch.setattr(reader_rights, "LOOK_SECONDS", 0.01)
+    await _with_ssh(ported, free_port())
+    ported.may_lend.clear()
+    asking = asyncio.ensure_future(ported.connect(f"/v1/runs/shell/{path}"))
+    await eventually(lambda: ported.asked)
+    await ported.revoke(USER_TOKEN)
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await asking
+    ported.may_lend.set()
+
+
+@pytest.mark.parametrize("path", ["ports/80", "terminal"])
+async def test_the_leader_carries_what_it_lends_no_way_to(ported: PortsBed, path: str) -> None:
     await _with_ssh(ported, free_port())
     ported.lends = False
     assert await ported.status(f"/v1/runs/shell/{path}") == TO_THE_LEADER
@@ -252,9 +268,19 @@ async def test_the_leader_carries_what_it_lends_no_way_to(
     # A node that was not reached is left alone for a while, and its way may be another one by then.
     assert await ported.status(f"/v1/runs/shell/{path}") == TO_THE_LEADER
     assert len(ported.asked) == 3
+
+
+@pytest.mark.parametrize("path", ["ports/80", "terminal"])
+async def test_while_nobody_leads_a_new_way_is_waited_for_once(
+    ported: PortsBed, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """The forwarder would hold the request for as long again."""
+    await _with_ssh(ported, free_port())
     monkeypatch.setattr(lent, "HELD_SECONDS", 0.01)
     ported.links.lead_to(None)
-    assert await ported.status(f"/v1/runs/shell/{path}") == TO_THE_LEADER
+    _, refused, _ = await answered(ported.bed.follower, f"/v1/runs/shell/{path}", USER_TOKEN)
+    assert refused["error"]["code"] == "leads_no_more"
+    assert ported.asked == []
 
 
 async def test_no_client_is_lent_a_way(ported: PortsBed, port: int) -> None:
