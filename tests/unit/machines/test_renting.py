@@ -23,6 +23,7 @@ from controller.clouds.base import (
     Order,
     Unauthorized,
 )
+from controller.lifecycle.events import NO_RUN
 from controller.lifecycle.inventory import Budget, Fleet
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Offer
@@ -37,6 +38,7 @@ from controller.service.machines.fleets import FleetService
 from controller.service.machines.rented import RentedService
 from controller.store.accounts import User
 from controller.store.base import Changes
+from controller.store.errors import StoreUnavailable
 from fairlead.model.spec import Role
 from tests.doubles.clock import ManualClock
 from tests.doubles.clouds import MemoryCloud, MemoryInstance
@@ -73,7 +75,7 @@ class Renting:
             new_id=chance.new_id,
             month_of=month_began,
         )
-        self.rentals = Rentals(placement.index, settings, snapshot.machines)
+        self.rentals = Rentals(placement.index, settings, snapshot.machines, told=snapshot.told)
         self.pipeline = RunPipeline(self.store, self.clock, chance, placement, self.rentals)
         self.pipeline.restore(snapshot.runs, snapshot.nodes, snapshot.fleets or (self._burst,))
         self.manager = MachineManager(
@@ -177,6 +179,43 @@ async def test_a_waiting_job_gets_a_machine_and_the_machine_ends() -> None:
         await lab.join()
         await lab.until(lambda: bool(lab.pipeline.runs_on(lab.only().id)))
         assert lab.only().idle_since is None
+
+
+async def test_an_orphan_is_told_once_and_so_is_its_end() -> None:
+    cloud, database = MemoryCloud(offer()), MemoryDatabase()
+
+    def told() -> list[str | None]:
+        return [one.event.to_status for one in database.events if one.event.run_id == NO_RUN]
+
+    async with renting(cloud, database=database) as lab:
+        here, old = lab.manager.installation, lab.clock.now() - 60.0
+        cloud.plant("aa", installation=here, created_at=old)
+        await lab.until(lambda: bool(told()))
+    async with renting(cloud, database=database) as lab:
+        await lab.until(lambda: cloud.calls.count("list") > 4)
+        assert told() == ["found"]
+        lab.clock.time += 600.0
+        await lab.until(lambda: len(told()) > 1)
+        assert told() == ["found", "gone"]
+        assert "terminate" in cloud.calls
+
+
+async def test_the_event_of_an_orphan_outlasts_a_commit_that_fails() -> None:
+    cloud, database = MemoryCloud(offer()), MemoryDatabase()
+    async with renting(cloud, database=database) as lab:
+        commit, fails = lab.store.commit, [StoreUnavailable("the disk is full")]
+
+        async def refusing(changes: Changes) -> None:
+            if changes.events and fails:
+                raise fails.pop()
+            await commit(changes)
+
+        lab.store.commit = refusing  # type: ignore[method-assign]
+        old = lab.clock.now() - 60.0
+        cloud.plant("aa", installation=lab.manager.installation, created_at=old)
+        await lab.until(lambda: bool(database.events))
+        assert not fails
+        assert [one.event.to_status for one in database.events] == ["found"]
 
 
 async def test_users_read_which_machine_their_job_waits_for() -> None:
