@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -553,6 +554,35 @@ async def test_a_machine_that_its_provider_can_tell_of_is_not_forgotten() -> Non
         await lab.until(lambda: _trouble(lab, machine) == "500")
         with pytest.raises(Conflict, match="is being ended there"):
             await rented.forget(machine.id, ADMIN)
+
+
+async def test_a_fleet_with_rented_nodes_is_not_removed_and_says_how_they_end() -> None:
+    async with renting(MemoryCloud(offer()), fleet(min=1)) as lab:
+        await lab.join()
+        fleets = FleetService(lab.pipeline, lab.clock, cast(Any, None))
+        with pytest.raises(Conflict) as caught:
+            await fleets.remove("burst", user=ADMIN)
+        assert caught.value.field == "fleet"
+        assert str(caught.value) == (
+            f"fleet burst still has nodes: {lab.only().name}; move them (`fairlead node set NODE "
+            f"--fleet OTHER`) or remove them; rented ones end with `machines: off` in its file"
+        )
+
+
+@pytest.mark.parametrize(
+    ("call", "words"), [("list", "tells no list"), ("describe", "tells no addresses")]
+)
+async def test_a_provider_that_stays_away_is_logged_once_for_each_reason(
+    call: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="controller.machines.worker")
+    cloud = MemoryCloud(offer())
+    cloud.fails[call] = [CloudAway("503")] * 5 + [CloudAway("504")] * 5
+    async with renting(cloud, fleet(min=1)) as lab:
+        await lab.until(lambda: not cloud.fails[call])
+        await lab.until(lambda: cloud.calls.count(call) > 11)
+    said = [one.getMessage() for one in caplog.records if words in one.getMessage()]
+    assert said == [f"provider lab {words}: 503", f"provider lab {words}: 504"]
 
 
 async def test_credentials_that_change_during_a_call_end_no_record() -> None:
