@@ -577,7 +577,7 @@ async def test_a_provider_that_stays_away_is_logged_once_for_each_reason(
 ) -> None:
     caplog.set_level(logging.INFO, logger="controller.machines.worker")
     cloud = MemoryCloud(offer())
-    cloud.fails[call] = [CloudAway("503")] * 5 + [CloudAway("504")] * 5
+    cloud.fails[call] = [*[CloudAway("503")] * 5, *[CloudAway("504")] * 5]
     async with renting(cloud, fleet(min=1)) as lab:
         await lab.until(lambda: not cloud.fails[call])
         await lab.until(lambda: cloud.calls.count(call) > 11)
