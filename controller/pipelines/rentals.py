@@ -173,15 +173,16 @@ class Rentals:
         return () if known is None else known.offers
 
     def why_never(self, fleet: Fleet) -> str | None:
-        """Return why the fleet rents nothing at all, or never its least; None: it may, or that is
-        not known."""
+        """Return why the fleet rents nothing at all or now, or never its least; None: it may, or
+        that is not known."""
         provider = None if fleet.machines is None else fleet.machines.provider
         if provider is None:
             return None
         if (lacks := not_named(provider, self._settings.providers)) is not None:
             return f"it rents nothing: {lacks}"
         if (known := self._supplies.get(provider)) is None:
-            return None
+            away = self._away.get(provider)
+            return None if away is None else f"it rents nothing now: {away}"
         return why_never(fleet, known.offers, known.unknown)
 
     def account_of(self, provider: str) -> str | None:

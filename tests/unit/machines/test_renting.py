@@ -556,6 +556,18 @@ async def test_a_machine_that_its_provider_can_tell_of_is_not_forgotten() -> Non
             await rented.forget(machine.id, ADMIN)
 
 
+async def test_a_fleet_whose_provider_refuses_the_credentials_says_so_before_a_job_waits() -> None:
+    cloud = MemoryCloud(offer())
+    cloud.fails["offers"] = [Unauthorized("the file is empty")]
+    burst = fleet()
+    async with renting(cloud, burst) as lab:
+        await lab.until(lambda: lab.rentals.why_never(burst) is not None)
+        assert lab.rentals.why_never(burst) == (
+            "it rents nothing now: the file is empty: see to the credentials of `providers.lab` "
+            "and to their rights"
+        )
+
+
 async def test_a_fleet_with_rented_nodes_is_not_removed_and_says_how_they_end() -> None:
     async with renting(MemoryCloud(offer()), fleet(min=1)) as lab:
         await lab.join()
