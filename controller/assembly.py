@@ -80,7 +80,8 @@ def _rentals(
         spending=machines.spending,
         providers=frozenset(machines.clouds),
     )
-    return Rentals(placement.index, settings, snapshot.machines, placement.could_hold)
+    could_hold = placement.could_hold
+    return Rentals(placement.index, settings, snapshot.machines, could_hold, snapshot.told)
 
 
 def _was_sent(rentals: Rentals | None, machines: MachineSettings | None, node: Node) -> bool:

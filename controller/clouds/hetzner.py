@@ -243,8 +243,8 @@ class HetznerCloud:
         except _NameTaken as error:
             return await self._made_before(order, error)
         except _NotFound as error:
-            # The image, a key, a firewall or a network that is named in the controller's file.
-            raise Refused(str(error)) from None
+            fields = f"image, ssh_keys, firewalls and networks of providers.{self._name}"
+            raise Refused(f"{error}: see to {fields}") from None
         return self._created(made.server)
 
     def _request(self, order: Order) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Events tell what happened to a run: one for each transition, with its cause.
+"""Events tell what happened to a run: one for each transition, with its cause. A few are of no run.
 
 `fairlead events` prints them in order. No decision reads them.
 """
@@ -49,11 +49,18 @@ class EventKind(StrEnum):
     """The job gets its signal (`to_status`), because it will end for this reason."""
     STORING = "storing"
     """The database `refused` the run's new state: the run stays as it was before."""
+    ORPHAN = "orphan"
+    """A machine at a provider that no record knows (`reason`: which) is `found`, `kept` or `gone`.
+    It is of no run."""
+
+
+NO_RUN: Final = ""
+"""The `run_id` of an event that is of no run."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a run. `cause` names the report, limit or rule that caused it; `at` is Unix
-    seconds."""
+    """One event of a run, or of none (`NO_RUN`). `cause` names the report, limit or rule that
+    caused it; `at` is Unix seconds."""
 
     run_id: str
     job_id: str | None = None

@@ -59,6 +59,7 @@ class MachineManager:
             post=rentals.post,
             order_of=self._order,
             answers=self._answering,
+            tell_orphans=rentals.orphans_listed,
             is_empty=is_empty,
             restored_at=restored_at,
         )

@@ -72,7 +72,8 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker needs of the controller.
 
     `records`: the committed ones, newest. `order_of`: the same bytes at each call. `answers`: ids
-    of machines whose node is connected. `is_empty` asks a machine's shim whether it has no task; it
+    of machines whose node is connected. `tell_orphans` takes all that a provider's whole list has.
+    `is_empty` asks a machine's shim whether it has no task; it
     raises when the shim does not answer.
     """
 
@@ -81,6 +82,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     post: Callable[[MachineReport], None]
     order_of: Callable[[Machine], Order]
     answers: Callable[[], frozenset[str]]
+    tell_orphans: Callable[[str, tuple[Orphan, ...]], None]
     is_empty: Callable[[str], Awaitable[bool]]
     restored_at: float | None = None
 
@@ -432,6 +434,7 @@ class Worker:
                     kept,
                 )
         self.orphans = orphans
+        self._desk.tell_orphans(self._provider, orphans)
 
     async def _end_orphan(self, orphan: Orphan) -> None:
         try:

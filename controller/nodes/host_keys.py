@@ -25,6 +25,9 @@ from shim.client import ShimError
 log = logging.getLogger(__name__)
 _FIRST_RETRY_SECONDS = 2.0
 _MAX_RETRY_SECONDS = 300.0
+_SSHD_SECONDS = 60.0
+"""For so long sshd may take to have the new key."""
+_SSHD_LOOK_SECONDS = 1.0
 
 
 class NodeRecords(Protocol):
@@ -86,10 +89,29 @@ class FreshHostKey:
         assert address.next_host_key is not None
         await self._shim.use_host_key(address.next_host_key)
         alone = replace(address, host_key=address.next_host_key, next_host_key=None)
-        # sshd may not have read the key yet: then the node would be locked out.
-        tried = await self._make_link(replace(node, address=alone)).connect()
-        await tried.close()
+        # Only then is it known that the node is not locked out.
+        await self._log_in(replace(node, address=alone))
         await self._save(address, alone)
+
+    async def _log_in(self, node: Node) -> None:
+        """Log in once sshd has read the key. Raises LinkError.
+
+        To read it sshd starts itself again, and until it listens it refuses connections. Another
+        request to use the key would start it once more, and on a slow machine each login would
+        come too early.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _SSHD_SECONDS
+        while True:
+            try:
+                tried = await self._make_link(node).connect()
+            except LinkError:
+                if loop.time() >= until:
+                    raise
+                await asyncio.sleep(_SSHD_LOOK_SECONDS)
+            else:
+                await tried.close()
+                return
 
     async def _save(self, before: NodeAddress, after: NodeAddress) -> bool:
         """Commit the address; return False if somebody has changed it meanwhile."""

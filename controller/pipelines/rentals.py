@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from controller.lifecycle.events import Event
 from controller.lifecycle.inventory import Fleet, Node, NodeAddress, Registration, Spending
 from controller.lifecycle.machines import life
 from controller.lifecycle.machines.life import InstanceKnown, MachineReport, Place, Surroundings
@@ -27,7 +28,9 @@ from controller.lifecycle.machines.model import (
     attributes_of_offer,
     token_of,
 )
+from controller.lifecycle.machines.reconcile import Orphan
 from controller.lifecycle.model import RunState
+from controller.lifecycle.orphan_events import OrphanBook
 from controller.lifecycle.renting_reasons import BuysMachine, MachineReason
 from controller.lifecycle.reports import MachineAnswered
 from controller.scheduling.demand import Demand, Order, demand, offering
@@ -92,6 +95,8 @@ class Turned(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Mapping[str, Node | None] = {}
     gone: Sequence[GoneNode] = ()
     answers: Sequence[MachineAnswered] = ()
+    events: Sequence[Event] = ()
+    """Of no run; they are offered to each turn until `stored` or `leave_out_events` follows."""
 
 
 class Rentals:
@@ -103,8 +108,10 @@ class Rentals:
         settings: RentalSettings,
         machines: Iterable[Machine] = (),
         could_hold: Callable[[Unit], bool] = lambda unit: False,
+        told: Iterable[Event] = (),
     ) -> None:
-        """`could_hold`: whether the nodes could hold the unit if they were free."""
+        """`could_hold`: whether the nodes could hold the unit if they were free. `told`: the stored
+        events that are of no run, oldest first."""
         self.machines = {machine.id: machine for machine in machines}
         """As decided last; what is committed is in `committed`."""
         self.committed = dict(self.machines)
@@ -126,6 +133,7 @@ class Rentals:
         self._looked_at = float("-inf")
         self._is_dirty = True
         """Something changed since the last look at demand."""
+        self._orphans = OrphanBook(told)
         self._wake: Callable[[], None] = lambda: None
 
     def wake_by(self, wake: Callable[[], None]) -> None:
@@ -137,6 +145,15 @@ class Rentals:
         self._inbox.setdefault(report.machine_id, []).append(report)
         self._is_dirty = True
         self._wake()
+
+    def orphans_listed(self, provider: str, orphans: Sequence[Orphan]) -> None:
+        """Take the orphans of a whole list; the next turn tells what is new of them."""
+        if self._orphans.listed(provider, orphans):
+            self._wake()
+
+    def leave_out_events(self) -> None:
+        """The database refuses the events that were offered."""
+        self._orphans.committed()
 
     def set_offers(self, provider: str, supply: Supply | str) -> None:
         """Take what the provider rents, or why it tells nothing; what is known stays then."""
@@ -156,15 +173,16 @@ class Rentals:
         return () if known is None else known.offers
 
     def why_never(self, fleet: Fleet) -> str | None:
-        """Return why the fleet rents nothing at all, or never its least; None: it may, or that is
-        not known."""
+        """Return why the fleet rents nothing at all or now, or never its least; None: it may, or
+        that is not known."""
         provider = None if fleet.machines is None else fleet.machines.provider
         if provider is None:
             return None
         if (lacks := not_named(provider, self._settings.providers)) is not None:
             return f"it rents nothing: {lacks}"
         if (known := self._supplies.get(provider)) is None:
-            return None
+            away = self._away.get(provider)
+            return None if away is None else f"it rents nothing now: {away}"
         return why_never(fleet, known.offers, known.unknown)
 
     def account_of(self, provider: str) -> str | None:
@@ -198,6 +216,7 @@ class Rentals:
             self._awaiting = found.awaiting
             turn.answers = found.answers
             turn.order(found.orders)
+        turn.events = self._orphans.offer(now)
         return turn.result()
 
     def market(self, now: float) -> Market:
@@ -258,6 +277,7 @@ class Rentals:
 
     def stored(self, machines: Mapping[str, Machine]) -> None:
         """Take over what was committed."""
+        self._orphans.committed()
         if machines:
             self.committed.update(machines)
             self.changed.set()
@@ -354,6 +374,7 @@ class _Turn:
         self._changed_nodes: dict[str, Node | None] = {}
         self._gone: list[GoneNode] = []
         self.answers: Sequence[MachineAnswered] = ()
+        self.events: Sequence[Event] = ()
 
     def result(self) -> Turned:
         return Turned(
@@ -361,6 +382,7 @@ class _Turn:
             nodes=self._changed_nodes,
             gone=self._gone,
             answers=self.answers,
+            events=self.events,
         )
 
     def move(self, machine: Machine, reports: Sequence[MachineReport]) -> None:

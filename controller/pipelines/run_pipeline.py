@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from controller.aio import Watch, Watchers, in_stretches
 from controller.clock import Chance, Clock
+from controller.lifecycle.events import NO_RUN
 from controller.lifecycle.model import Fleet, Node, RunState
 from controller.lifecycle.node_history import with_history
 from controller.lifecycle.reports import ControllerStarted, MachineAnswered, NodeGone, Report, Tick
@@ -426,6 +427,7 @@ class RunPipeline:
         self._rentals_wake_at = rentals.wakes_at(self.nodes, self.fleets, now)
         self._gone += turned.gone
         self._answers += turned.answers
+        turn.events.extend(turned.events)
 
     def _is_used(self, node_id: str) -> bool:
         """Return whether something of a run is on the node, or may be, or is about to be."""
@@ -491,6 +493,8 @@ class RunPipeline:
         """Leave out what the store refused: a run is set aside, and a node or fleet becomes again
         what the store has."""
         self._aside.drop_events(error.runs)
+        if self._rentals is not None and NO_RUN in error.runs:
+            self._rentals.leave_out_events()
         # A new run is in no store yet, so it cannot stay as it was: its submission fails instead.
         for run_id in error.runs & turn.states.keys() & self._known.keys():
             name = self._known[run_id].run.name

@@ -165,6 +165,10 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     that this store never knew."""
 
 
+TOLD_EVENTS = 1000
+"""How many events of no run a starting controller reads."""
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a starting controller needs."""
 
@@ -184,6 +188,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     machines: tuple[Machine, ...] = ()
     """Those that may cost money, and those that ended within `MACHINES_SECONDS`."""
     catalogs: tuple[StoredCatalog, ...] = ()
+    told: tuple[Event, ...] = ()
+    """The latest events that are of no run, oldest first."""
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):

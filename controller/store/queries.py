@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from controller.lifecycle.attempts.allocations import use_of
+from controller.lifecycle.events import NO_RUN, Event
 from controller.lifecycle.machines.cost import DayCosts
 from controller.lifecycle.machines.model import Machine
 from controller.lifecycle.model import (
@@ -26,7 +27,13 @@ from controller.lifecycle.model import (
 from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS, recent
 from controller.store import schema
 from controller.store.accounts import ServiceKey, StoredToken, User
-from controller.store.base import MACHINES_SECONDS, USE_SECONDS, Snapshot, StoredEvent
+from controller.store.base import (
+    MACHINES_SECONDS,
+    TOLD_EVENTS,
+    USE_SECONDS,
+    Snapshot,
+    StoredEvent,
+)
 from controller.store.rows import (
     ALLOCATION,
     ATTEMPT,
@@ -58,6 +65,8 @@ IDS_PER_QUERY = 500
 """Databases limit the number of parameters of a statement: SQLite to 32,766 (999 before 3.32),
 PostgreSQL's protocol to 65,535."""
 _ROWS_AT_ONCE = 1000
+_AFTER_ALL = 1 << 62
+"""More than the number of any event."""
 _runs = schema.runs.c
 
 
@@ -86,7 +95,13 @@ def snapshot(connection: sa.Connection, *, used_since: float) -> Snapshot:
         catalogs=tuple(map(CATALOG.value, _rows(connection, sa.select(schema.catalogs)))),
         machines=_machines(connection, used_since + USE_SECONDS - MACHINES_SECONDS),
         secrets=tuple(map(SECRET.value, _rows(connection, sa.select(schema.secrets)))),
+        told=_told(connection),
     )
+
+
+def _told(connection: sa.Connection) -> tuple[Event, ...]:
+    query = EventQuery(run=NO_RUN, before=_AFTER_ALL, limit=TOLD_EVENTS)
+    return tuple(one.event for one in events(connection, query))
 
 
 def _machines(connection: sa.Connection, ended_after: float) -> tuple[Machine, ...]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import sqlalchemy as sa
 
-from controller.lifecycle.events import Event
+from controller.lifecycle.events import NO_RUN, Event
 from controller.lifecycle.model import Job, RunState
 from controller.store import schema
 from controller.store.base import Changes
@@ -219,7 +219,13 @@ def forget_runs(connection: sa.Connection, finished_before: float, limit: int) -
     # No cascade reaches the events: they refer to runs without a foreign key.
     delete(connection, schema.events.c.run_id, old)
     delete(connection, run.id, old)
+    _delete_events_of_no_run(connection, finished_before)
     return old
+
+
+def _delete_events_of_no_run(connection: sa.Connection, before: float) -> None:
+    event = schema.events.c
+    connection.execute(sa.delete(schema.events).where(event.run_id == NO_RUN, event.at < before))
 
 
 def forget_attempts(connection: sa.Connection, finished_before: float, limit: int) -> list[str]:

@@ -186,7 +186,7 @@ class RunSummary(View, frozen=True):
 
 class EventView(View, frozen=True):
     """One event of a run; `seq` is the cursor from which to continue. `because`: the cause as a
-    sentence."""
+    sentence. `run_id` is empty for an event that is of no run, which admins see."""
 
     seq: int
     at: str

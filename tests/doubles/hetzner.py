@@ -133,6 +133,8 @@ class HetznerDouble:
     async def _create(self, request: web.Request) -> web.StreamResponse:
         wish = await request.json()
         self.wishes.append(wish)
+        if str(wish["image"]) != str(IMAGE):
+            return _error(HetznerFailure(404, "not_found", "image not found"))
         if any(one["name"] == wish["name"] for one in self.servers.values()):
             return _error(HetznerFailure(409, "uniqueness_error", "server name is already used"))
         number = 1000 + len(self.wishes)

@@ -15,6 +15,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from controller.lifecycle.attempts.allocations import use_of
+from controller.lifecycle.events import NO_RUN
 from controller.lifecycle.machines.cost import DayCosts
 from controller.lifecycle.machines.model import Machine
 from controller.lifecycle.model import (
@@ -32,6 +33,7 @@ from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS, recent
 from controller.store.accounts import ServiceKey, StoredSecret, StoredToken, User
 from controller.store.base import (
     MACHINES_SECONDS,
+    TOLD_EVENTS,
     USE_SECONDS,
     Boot,
     Changes,
@@ -186,6 +188,9 @@ class MemoryStore:
             gateways=tuple(database.gateways.values()),
             machines=tuple(self._machines()),
             catalogs=tuple(database.catalogs.values()),
+            told=tuple(one.event for one in database.events if one.event.run_id == NO_RUN)[
+                -TOLD_EVENTS:
+            ],
         )
 
     def _machines(self) -> list[Machine]:
@@ -271,7 +276,12 @@ class MemoryStore:
         ][:limit]
         for run_id in old:
             del database.runs[run_id]
-        database.events = [one for one in database.events if one.event.run_id not in old]
+        database.events = [
+            one
+            for one in database.events
+            if one.event.run_id not in old
+            and (one.event.run_id != NO_RUN or one.event.at >= finished_before)
+        ]
         return len(old)
 
     async def forget_attempts(self, *, finished_before: float, limit: int) -> int:

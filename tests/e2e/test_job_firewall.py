@@ -23,7 +23,7 @@ from tests.support.waiting import LONG, wait_until
 
 pytestmark = pytest.mark.e2e
 
-METADATA = "169.254.169.254"
+METADATA, METADATA6 = "169.254.169.254", "fd00:ec2::254"
 NODE = "10.99.0.1"
 _CGROUP2 = (
     "mount --make-rprivate / && umount -R -l /sys/fs/cgroup && "
@@ -40,7 +40,8 @@ def serve(listener):
         connection.close()
 
 for port in map(int, sys.argv[2:]):
-    listener = socket.create_server((sys.argv[1], port))
+    family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+    listener = socket.create_server((sys.argv[1], port), family=family)
     threading.Thread(target=serve, args=(listener,)).start()
 """
 
@@ -105,14 +106,20 @@ def node(testbed_folder: Path, numbers: Iterator[int]) -> Iterator[Node]:
         run(["ip", "-n", namespace, "link", "set", "lo", "up"])
     run(["ip", "-n", name, "link", "add", "eth0", "type", "veth", "peer", "eth0", "netns", cloud])
     run(["ip", "-n", cloud, "address", "add", f"{METADATA}/32", "dev", "lo"])
+    run(["ip", "-n", cloud, "address", "add", f"{METADATA6}/128", "dev", "lo", "nodad"])
+    for namespace, address in ((name, "2001:db8:99::1"), (cloud, "2001:db8:99::2")):
+        words = ["ip", "-n", namespace, "address", "add", f"{address}/64", "dev", "eth0", "nodad"]
+        run(words)
     for namespace, address in ((name, NODE), (cloud, "10.99.0.2")):
         run(["ip", "-n", namespace, "address", "add", f"{address}/24", "dev", "eth0"])
         run(["ip", "-n", namespace, "link", "set", "eth0", "up"])
     run(["ip", "-n", name, "route", "add", "default", "via", "10.99.0.2"])
+    run(["ip", "-n", name, "route", "add", "default", "via", "2001:db8:99::2"])
     within = ("unshare", "--mount", "sh", "-ec", _CGROUP2, "sh")
     dockerd = DockerDaemon(folder, netns=name, within=within)
     servers = [
         _serving(cloud, folder / "metadata.log", METADATA, 80, 53),
+        _serving(cloud, folder / "metadata6.log", METADATA6, 80, 53),
         _serving(name, folder / "node.log", NODE, 22, 2222, 8080),
     ]
     dockerd.start()
@@ -157,6 +164,7 @@ def test_without_the_firewall_jobs_reach_everything(node: Node, in_its_network: 
     for options in (["--network", "of-a-run"], in_its_network):
         assert node.job_reaches(METADATA, 80, *options)
         assert node.job_reaches(NODE, 22, *options)
+    assert node.job_reaches(METADATA6, 80, *in_its_network)
 
 
 @pytest.mark.usefixtures("closed")
@@ -166,7 +174,11 @@ def test_no_job_reaches_a_metadata_service_and_the_nodes_own_software_does(
     for options in (["--network", "of-a-run"], in_its_network):
         assert node.job_is_kept_from(METADATA, 80, *options)
         assert node.job_reaches(METADATA, 53, *options), "in some clouds it is the DNS server"
+    # A run's network has no IPv6 here; wires have it (test_wire_hazards.py).
+    assert node.job_is_kept_from(METADATA6, 80, *in_its_network)
+    assert node.job_reaches(METADATA6, 53, *in_its_network)
     assert node.asks(METADATA, 80)
+    assert node.asks(METADATA6, 80)
 
 
 @pytest.mark.usefixtures("closed")

@@ -63,9 +63,17 @@ class SshDaemon:
     """`authorize` lets a key in; `host_key` and `fingerprint` are what a client should pin; of each
     type there is one in `host_keys` and `fingerprints`.
 
-    `netns` names a network namespace to live in, which has `address`."""
+    `netns` names a network namespace to live in, which has `address`. `begins_in`: seconds that it
+    takes to begin, also after a reload, as on a slow machine."""
 
-    def __init__(self, folder: Path, address: str = "127.0.0.1", netns: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        address: str = "127.0.0.1",
+        netns: str | None = None,
+        *,
+        begins_in: float = 0.0,
+    ) -> None:
         self._folder = folder
         self._address = address
         self.port = free_port()
@@ -98,6 +106,8 @@ class SshDaemon:
         Path("/run/sshd").mkdir(exist_ok=True)
         # sshd executes itself again for each connection, and refuses to without an absolute path.
         program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin") or "/usr/sbin/sshd"
+        if begins_in:
+            program = str(_slow(program, begins_in, folder / "slow-sshd"))
         argv = [*inside(netns), program, "-D", "-e", "-f", config]
         self._daemon = Daemon(argv, folder / "sshd.log", outlasts_tests=True)
 
@@ -165,6 +175,16 @@ class SshDaemon:
         with suppress(OSError), socket.create_connection((self._address, self.port), 10) as client:
             return client.recv(4) == b"SSH-"
         return False
+
+
+def _slow(program: str, seconds: float, script: Path) -> Path:
+    """Make a program that begins sshd late. sshd executes its own first argument again at a reload,
+    and with -R for each connection."""
+    script.write_text(
+        f'#!/bin/bash\n[[ " $* " == *" -R "* ]] || sleep {seconds:g}\nexec -a "$0" {program} "$@"\n'
+    )
+    script.chmod(0o755)
+    return script
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import time
 
 import msgspec
 
-from controller.lifecycle.events import Event, EventKind
+from controller.lifecycle.events import NO_RUN, Event, EventKind
 from controller.lifecycle.machines.cost import CostOfDay, DayCosts
 from controller.lifecycle.model import Incarnation
 from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS, recent
@@ -234,3 +234,19 @@ class HistoryContract(Opened):
         kept = recent(whole)
         assert loaded.jobs == kept.jobs
         assert {place.id for place in loaded.allocations} == {p.id for p in kept.allocations}
+
+    async def test_events_of_no_run_are_read_at_a_start_and_forgotten_as_runs_are(
+        self, store: Store
+    ) -> None:
+        told = [
+            Event(run_id=NO_RUN, at=at, kind=EventKind.ORPHAN, to_status="found", cause="a test")
+            for at in (100.0, 200.0)
+        ]
+        of_a_run = an_event()
+        await store.commit(Changes(events=(told[0], of_a_run, told[1])))
+        assert (await store.load()).told == tuple(told)
+        nobodys = await store.events(EventQuery(user="ada"))
+        assert [one.event for one in nobodys] == []
+        await store.forget(finished_before=150.0, limit=10)
+        assert (await store.load()).told == (told[1],)
+        assert [one.event for one in await store.events(EventQuery())] == [of_a_run, told[1]]

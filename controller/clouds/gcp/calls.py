@@ -33,9 +33,10 @@ T = TypeVar("T")
 
 
 class Calls:
-    """The calls of one account."""
+    """The calls of one account of the provider `name`."""
 
-    def __init__(self, config: GcpProvider) -> None:
+    def __init__(self, name: str, config: GcpProvider) -> None:
+        self._name = name
         self._file = config.credentials_file
         self._lock = asyncio.Lock()
         self._credentials: Any = None
@@ -83,9 +84,14 @@ class Calls:
                 if self._file is None and not isinstance(error, MalformedError):
                     raise Unauthorized(f"credentials: {error}"[:_MAX_SHOWN]) from None
                 # Their text may show a part of the file.
-                where = self._file or "GOOGLE_APPLICATION_CREDENTIALS"
-                message = f"credentials: {where} is no key of a service account in JSON"
-                raise Unauthorized(message) from None
+                raise Unauthorized(f"credentials: {self._bad_file()}") from None
+
+    def _bad_file(self) -> str:
+        if self._file is None:
+            return "GOOGLE_APPLICATION_CREDENTIALS is no key of a service account in JSON"
+        is_empty = self._file.is_file() and not self._file.stat().st_size
+        what = "is empty" if is_empty else "is no key of a service account in JSON"
+        return f"providers.{self._name}.credentials_file: {self._file} {what}"
 
     def _fresh_token(self) -> str:
         # A session for each: it is not for several threads, and one token is for an hour.

@@ -124,7 +124,7 @@ class GcpCloud:
         self._config = config
         self.catalog = catalog or Catalog("gcp")
         self._projects_url, self._billing_url = projects_url, billing_url
-        self._calls = Calls(config)
+        self._calls = Calls(name, config)
         self._pace = Pace(describe_every)
         self._types: dict[str, tuple[float, list[TypeInfo]]] = {}
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from common.refusals import Invalid, NotFound
 from controller.aio import Flag, Watch
-from controller.lifecycle.events import Event
+from controller.lifecycle.events import NO_RUN, Event
 from controller.lifecycle.model import Attempt, RunState
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.accounts.rights import sees_all
@@ -153,6 +153,8 @@ class RunReader:
         still stored. Raises StoreUnavailable."""
         wanted: dict[str, set[str]] = {}
         for event in events:
+            if event.run_id == NO_RUN:
+                continue
             about = (event.run_id, event.job_id, event.attempt_id)
             wanted.setdefault(event.run_id, set()).update(one for one in about if one is not None)
         if len(self._names) > MAX_NAMES:

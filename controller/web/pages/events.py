@@ -22,7 +22,7 @@ AFTER_ALL = 1 << 62
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     """`what`: the change; `because`: its cause; `reason` includes the message. `run`: the name, or
-    the id of a run that is no longer stored; `run_id` None: an event of a node."""
+    the id of a run that is no longer stored; `run_id` None: an event of a node, or of no run."""
 
     at: str
     what: str
@@ -48,7 +48,7 @@ def event_row(event: EventView, names: Mapping[str, str]) -> EventRow:
     return EventRow(
         seq=event.seq,
         at=event.at,
-        run_id=event.run_id,
+        run_id=event.run_id or None,
         run=names.get(event.run_id, event.run_id),
         what=f"{about}: {change}" if change else about,
         because=event.because,

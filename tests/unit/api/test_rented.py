@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient
 
+from controller.scheduling.index import CapacityIndex
 from tests.unit.api.asking import shape_of
-from tests.unit.api.conftest import USER_TOKEN
+from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller
+from tests.unit.machines.parts import machine, rentals_of
 
 GOOD = {"provider": "lab", "nodes": "0..2"}
 
@@ -86,3 +89,29 @@ async def test_costs_are_summed_up_by_what_is_asked_for(api: TestClient[Any, Any
         assert await answer.json() == nothing
     async with api.get("/v1/costs", params={"per": "week"}) as answer:
         assert (await shape_of(answer))[2] == "per"
+
+
+async def test_all_users_see_all_machines_and_for_whom_only_admins_do(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    began = time.time() - 3600.0
+    rented = machine("m1", user="somebody", run_id="0123456789abcdef", ordered_at=began)
+    controller.pipeline.rentals = rentals_of(CapacityIndex(), rented)
+    for token in (ADMIN_TOKEN, USER_TOKEN):
+        headers = {"Authorization": f"Bearer {token}"}
+        async with api.get("/v1/machines", headers=headers) as answer:
+            (seen,) = (await answer.json())["machines"]
+            assert (seen["name"], seen["price"]) == ("m1", 1.0)
+            assert seen["cost"] > 0
+            told = await answer.text()
+        assert "somebody" not in told
+        assert "0123456789abcdef" not in told
+    costs = {"by": "user,run", "seconds": "86400"}
+    async with api.get("/v1/costs", params=costs) as answer:
+        (row,) = (await answer.json())["rows"]
+        assert (row["user"], row["run"]) == ("somebody", "0123456789abcdef")
+    async with api.get("/v1/costs", params=costs, headers=headers) as answer:
+        mine = await answer.json()
+        assert (mine["rows"], mine["total"], mine["per_hour"]) == ([], 0.0, 0.0)
+    async with api.get("/v1/machine-orphans", headers=headers) as answer:
+        assert answer.status == 403

@@ -513,6 +513,10 @@ async def test_credentials_that_do_not_work_are_told_without_them(
     cloud = cloud_of(world.other_side, settings)
     with pytest.raises(Unauthorized, match=r"key\.json is no key of a service account") as wrong:
         await cloud.offers()
+    file.write_text("")
+    empty = r"providers\.gcp-us\.credentials_file: .*key\.json is empty"
+    with pytest.raises(Unauthorized, match=empty):
+        await cloud.offers()
     file.unlink()
     with pytest.raises(CloudAway, match="No such file") as gone:
         await cloud.offers()

@@ -248,7 +248,8 @@ async def test_a_part_of_an_order_that_is_not_there_is_a_refusal(
     world: HetznerWorld, installation: str
 ) -> None:
     world.other_side.fails[SERVERS] = [HetznerFailure(404, "not_found", "image not found")]
-    with pytest.raises(Refused, match="image not found"):
+    fix = "image not found .*: see to image, ssh_keys, firewalls and networks of providers.hz"
+    with pytest.raises(Refused, match=fix):
         await world.cloud.create(order_of(world, installation))
 
 

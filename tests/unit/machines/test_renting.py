@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from controller.clouds.base import (
     Order,
     Unauthorized,
 )
+from controller.lifecycle.events import NO_RUN
 from controller.lifecycle.inventory import Budget, Fleet
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Offer
@@ -37,6 +39,7 @@ from controller.service.machines.fleets import FleetService
 from controller.service.machines.rented import RentedService
 from controller.store.accounts import User
 from controller.store.base import Changes
+from controller.store.errors import StoreUnavailable
 from fairlead.model.spec import Role
 from tests.doubles.clock import ManualClock
 from tests.doubles.clouds import MemoryCloud, MemoryInstance
@@ -73,7 +76,7 @@ class Renting:
             new_id=chance.new_id,
             month_of=month_began,
         )
-        self.rentals = Rentals(placement.index, settings, snapshot.machines)
+        self.rentals = Rentals(placement.index, settings, snapshot.machines, told=snapshot.told)
         self.pipeline = RunPipeline(self.store, self.clock, chance, placement, self.rentals)
         self.pipeline.restore(snapshot.runs, snapshot.nodes, snapshot.fleets or (self._burst,))
         self.manager = MachineManager(
@@ -177,6 +180,43 @@ async def test_a_waiting_job_gets_a_machine_and_the_machine_ends() -> None:
         await lab.join()
         await lab.until(lambda: bool(lab.pipeline.runs_on(lab.only().id)))
         assert lab.only().idle_since is None
+
+
+async def test_an_orphan_is_told_once_and_so_is_its_end() -> None:
+    cloud, database = MemoryCloud(offer()), MemoryDatabase()
+
+    def told() -> list[str | None]:
+        return [one.event.to_status for one in database.events if one.event.run_id == NO_RUN]
+
+    async with renting(cloud, database=database) as lab:
+        here, old = lab.manager.installation, lab.clock.now() - 60.0
+        cloud.plant("aa", installation=here, created_at=old)
+        await lab.until(lambda: bool(told()))
+    async with renting(cloud, database=database) as lab:
+        await lab.until(lambda: cloud.calls.count("list") > 4)
+        assert told() == ["found"]
+        lab.clock.time += 600.0
+        await lab.until(lambda: len(told()) > 1)
+        assert told() == ["found", "gone"]
+        assert "terminate" in cloud.calls
+
+
+async def test_the_event_of_an_orphan_outlasts_a_commit_that_fails() -> None:
+    cloud, database = MemoryCloud(offer()), MemoryDatabase()
+    async with renting(cloud, database=database) as lab:
+        commit, fails = lab.store.commit, [StoreUnavailable("the disk is full")]
+
+        async def refusing(changes: Changes) -> None:
+            if changes.events and fails:
+                raise fails.pop()
+            await commit(changes)
+
+        lab.store.commit = refusing  # type: ignore[method-assign]
+        old = lab.clock.now() - 60.0
+        cloud.plant("aa", installation=lab.manager.installation, created_at=old)
+        await lab.until(lambda: bool(database.events))
+        assert not fails
+        assert [one.event.to_status for one in database.events] == ["found"]
 
 
 async def test_users_read_which_machine_their_job_waits_for() -> None:
@@ -514,6 +554,47 @@ async def test_a_machine_that_its_provider_can_tell_of_is_not_forgotten() -> Non
         await lab.until(lambda: _trouble(lab, machine) == "500")
         with pytest.raises(Conflict, match="is being ended there"):
             await rented.forget(machine.id, ADMIN)
+
+
+async def test_a_fleet_whose_provider_refuses_the_credentials_says_so_before_a_job_waits() -> None:
+    cloud = MemoryCloud(offer())
+    cloud.fails["offers"] = [Unauthorized("the file is empty")]
+    burst = fleet()
+    async with renting(cloud, burst) as lab:
+        await lab.until(lambda: lab.rentals.why_never(burst) is not None)
+        assert lab.rentals.why_never(burst) == (
+            "it rents nothing now: the file is empty: see to the credentials of `providers.lab` "
+            "and to their rights"
+        )
+
+
+async def test_a_fleet_with_rented_nodes_is_not_removed_and_says_how_they_end() -> None:
+    async with renting(MemoryCloud(offer()), fleet(min=1)) as lab:
+        await lab.join()
+        fleets = FleetService(lab.pipeline, lab.clock, cast(Any, None))
+        with pytest.raises(Conflict) as caught:
+            await fleets.remove("burst", user=ADMIN)
+        assert caught.value.field == "fleet"
+        assert str(caught.value) == (
+            f"fleet burst still has nodes: {lab.only().name}; move them (`fairlead node set NODE "
+            f"--fleet OTHER`) or remove them; rented ones end with `machines: off` in its file"
+        )
+
+
+@pytest.mark.parametrize(
+    ("call", "words"), [("list", "tells no list"), ("describe", "tells no addresses")]
+)
+async def test_a_provider_that_stays_away_is_logged_once_for_each_reason(
+    call: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="controller.machines.worker")
+    cloud = MemoryCloud(offer())
+    cloud.fails[call] = [*[CloudAway("503")] * 5, *[CloudAway("504")] * 5]
+    async with renting(cloud, fleet(min=1)) as lab:
+        await lab.until(lambda: not cloud.fails[call])
+        await lab.until(lambda: cloud.calls.count(call) > 11)
+    said = [one.getMessage() for one in caplog.records if words in one.getMessage()]
+    assert said == [f"provider lab {words}: 503", f"provider lab {words}: 504"]
 
 
 async def test_credentials_that_change_during_a_call_end_no_record() -> None:

@@ -117,6 +117,7 @@ class _Link:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_keys, "_FIRST_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(host_keys, "_SSHD_LOOK_SECONDS", 0.0)
 
 
 def has_its_own(machine: Machine) -> bool:
@@ -151,6 +152,18 @@ async def test_a_controller_that_dies_at_any_step_is_followed_by_one_that_goes_o
 
 
 async def test_the_first_key_is_trusted_until_a_login_with_the_new_one_alone() -> None:
+    """sshd starts itself again for the new key; a slow one is not asked to do so once more."""
+    machine = Machine()
+    machine.stalls = 2
+    await machine.replaced()
+    assert machine.effects == ["prepare", "commit", "use", "login", "commit"]
+    assert has_its_own(machine)
+
+
+async def test_sshd_is_asked_again_where_it_never_had_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_keys, "_SSHD_SECONDS", -1.0)
     machine = Machine()
     machine.stalls = 2
     await machine.replaced()

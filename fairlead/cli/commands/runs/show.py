@@ -311,7 +311,9 @@ def _event_cells(event: EventView, names: Mapping[str, str]) -> tuple[str, ...]:
     subject = names.get(subject, subject)
     change = f"{event.from_status or 'new'} → {event.to_status}" if event.to_status else ""
     reason = ": ".join(part for part in (event.reason, event.message) if part)
-    return (str(event.seq), event.at, f"{event.kind} {subject}", change, reason, event.because)
+    # An event that is of no run has no subject.
+    what = f"{event.kind} {subject}".rstrip()
+    return (str(event.seq), event.at, what, change, reason, event.because)
 
 
 def metrics(

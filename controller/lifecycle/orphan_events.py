@@ -1,0 +1,90 @@
+"""The events of orphans: one when a list first has an orphan, one when it is kept instead, and one
+when the provider lists it no longer (docs/rules.md 12.9). They belong to no run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from controller.lifecycle.events import NO_RUN, Event, EventKind
+from controller.lifecycle.machines.reconcile import ORPHAN_GRACE_SECONDS, Orphan
+
+FOUND, KEPT, GONE = "found", "kept", "gone"
+_CAUSE: Final = "the provider lists a machine that no record knows"
+_GONE_CAUSE: Final = "the provider lists it no longer"
+
+
+class OrphanBook:
+    """What the committed events tell of orphans. A controller that starts gets those of its
+    predecessors, so it tells nothing twice."""
+
+    def __init__(self, told: Iterable[Event] = ()) -> None:
+        """`told`: the stored ones, oldest first."""
+        self._told: dict[str, str] = {}
+        self._listed: dict[str, Sequence[Orphan]] = {}
+        self._offered: tuple[Event, ...] = ()
+        for event in told:
+            self._take(event)
+
+    def listed(self, provider: str, orphans: Sequence[Orphan]) -> bool:
+        """Take the orphans of a whole list; return whether there is something to tell."""
+        self._listed[provider] = orphans
+        return bool(self._changes(0.0))
+
+    def offer(self, now: float) -> tuple[Event, ...]:
+        """Return the events to commit now. They are offered again until `committed`."""
+        self._offered = self._changes(now)
+        return self._offered
+
+    def committed(self) -> None:
+        """The offered events are stored, or never can be."""
+        offered, self._offered = self._offered, ()
+        for event in offered:
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        if event.kind is not EventKind.ORPHAN or event.reason is None or event.to_status is None:
+            return
+        if event.to_status == GONE:
+            self._told.pop(event.reason, None)
+        else:
+            self._told[event.reason] = event.to_status
+
+    def _changes(self, now: float) -> tuple[Event, ...]:
+        found: list[Event] = []
+        for provider, orphans in self._listed.items():
+            there = {f"{provider}/{one.instance_id}": one for one in orphans}
+            for name, orphan in there.items():
+                status = KEPT if orphan.quarantined else FOUND
+                if (before := self._told.get(name)) != status:
+                    found.append(_event(name, before, status, _becomes(orphan), _CAUSE, now))
+            found += [
+                _event(name, before, GONE, None, _GONE_CAUSE, now)
+                for name, before in self._told.items()
+                if name.partition("/")[0] == provider and name not in there
+            ]
+        return tuple(found)
+
+
+def _event(
+    name: str, before: str | None, after: str, message: str | None, cause: str, now: float
+) -> Event:
+    return Event(
+        run_id=NO_RUN,
+        at=now,
+        kind=EventKind.ORPHAN,
+        from_status=before,
+        to_status=after,
+        reason=name,
+        message=message,
+        cause=cause,
+    )
+
+
+def _becomes(orphan: Orphan) -> str:
+    if orphan.quarantined:
+        return "it is older than the restore from a backup, so it is kept until an admin ends it"
+    if orphan.is_duplicate:
+        return "its record has another machine, so it is ended"
+    return f"it is ended after {ORPHAN_GRACE_SECONDS / 60:.0f} min"

@@ -1,0 +1,69 @@
+"""What users are told of machines that no record knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller.api.runs.events import event_view
+from controller.lifecycle.events import Event
+from controller.lifecycle.machines.reconcile import Orphan
+from controller.lifecycle.orphan_events import OrphanBook
+from controller.store.base import StoredEvent
+from controller.web.pages.events import event_row
+from tests.unit.machines.parts import NOW
+
+
+def orphan(name: str = "i-1", **more: Any) -> Orphan:
+    fields: dict[str, Any] = {"machine_id": None, "created_at": NOW, "seen_at": NOW}
+    return Orphan(provider="lab", instance_id=name, **(fields | more))
+
+
+def told(events: tuple[Event, ...]) -> list[tuple[str | None, str | None, str | None]]:
+    return [(one.reason, one.from_status, one.to_status) for one in events]
+
+
+def test_each_change_of_an_orphan_is_told_once() -> None:
+    book = OrphanBook()
+    assert book.listed("lab", [orphan()])
+    assert told(book.offer(NOW)) == [("lab/i-1", None, "found")]
+    book.committed()
+    assert not book.listed("lab", [orphan()])
+    assert book.offer(NOW) == ()
+    assert book.listed("lab", [orphan(quarantined=True)])
+    assert told(book.offer(NOW)) == [("lab/i-1", "found", "kept")]
+    book.committed()
+    assert book.listed("lab", [])
+    assert told(book.offer(NOW)) == [("lab/i-1", "kept", "gone")]
+    book.committed()
+    assert not book.listed("lab", [])
+
+
+def test_what_was_not_committed_is_offered_again() -> None:
+    book = OrphanBook()
+    book.listed("lab", [orphan()])
+    first = book.offer(NOW)
+    assert book.offer(NOW) == first != ()
+
+
+def test_the_list_of_one_provider_tells_nothing_of_anothers_orphans() -> None:
+    book = OrphanBook()
+    book.listed("lab", [orphan("zone/i-1")])
+    book.offer(NOW)
+    book.committed()
+    assert not book.listed("other", [])
+
+
+def test_a_second_machine_of_a_record_is_told_as_such() -> None:
+    book = OrphanBook()
+    book.listed("lab", [orphan(is_duplicate=True)])
+    (event,) = book.offer(NOW)
+    assert event.message == "its record has another machine, so it is ended"
+
+
+def test_users_read_what_the_orphan_is_and_not_of_which_run() -> None:
+    book = OrphanBook()
+    book.listed("lab", [orphan()])
+    (event,) = book.offer(NOW)
+    row = event_row(event_view(StoredEvent(seq=1, event=event)), {})
+    assert row.run_id is None
+    assert (row.what, row.reason) == ("orphan: found", "lab/i-1: it is ended after 10 min")
