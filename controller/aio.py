@@ -145,7 +145,7 @@ class Backoff:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay):
-                # Whoever kicks knows of a change, so the next failure waits for a short time again.
+                # A kick means that something has changed: the next failure waits for a short time.
                 await kick.wait()
                 self.reset()
         kick.clear()

@@ -81,7 +81,9 @@ def _rentals(
         providers=frozenset(machines.clouds),
     )
     could_hold = placement.could_hold
-    return Rentals(placement.index, settings, snapshot.machines, could_hold, snapshot.told)
+    return Rentals(
+        placement.index, settings, snapshot.machines, could_hold, snapshot.events_of_no_run
+    )
 
 
 def _was_sent(rentals: Rentals | None, machines: MachineSettings | None, node: Node) -> bool:

@@ -156,7 +156,7 @@ class Relay:
             try:
                 connection, _ = listening.accept()
             except BlockingIOError:
-                # Nobody waits any more, or another process was faster (accept(2)).
+                # The client has left, or another process was faster (accept(2)).
                 return False
             except (InterruptedError, ConnectionAbortedError):
                 continue  # the client left before it was accepted

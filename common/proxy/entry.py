@@ -144,8 +144,8 @@ class Proxy:
         except ServiceError as error:
             if self._elsewhere is None or not isinstance(error, _FOR_ANOTHER):
                 return _refusal(error, is_model)
-        # Nobody reads this answer: aiohttp wants one all the same, and the access log shows its
-        # status.
+        # This answer reaches nobody. aiohttp wants one all the same, and its status is in the
+        # access log.
         except ConnectionError:
             return web.Response(status=CLIENT_GONE)
         except web.RequestPayloadError:

@@ -304,7 +304,7 @@ def _request(link: Link) -> bytes:
 
 
 async def _ask_all(connection: ReplicaConnection, questions: asyncio.Queue[Ask]) -> None:
-    # Whoever reads from this connection notices its end, and begins again.
+    # The task that reads from this connection notices its end, and begins again.
     with contextlib.suppress(UpstreamError):
         while True:
             line = encoded(await questions.get())

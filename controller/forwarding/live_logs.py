@@ -81,7 +81,7 @@ class LiveLogs:
 
     async def start(self) -> None:
         """Remove what an earlier process has left."""
-        # Nobody reads the copies of an earlier process, and the leader has all of it.
+        # The copies of an earlier process have no readers, and the leader has all of it.
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def close(self) -> None:

@@ -19,12 +19,12 @@ class OrphanBook:
     """What the committed events tell of orphans. A controller that starts gets those of its
     predecessors, so it tells nothing twice."""
 
-    def __init__(self, told: Iterable[Event] = ()) -> None:
-        """`told`: the stored ones, oldest first."""
-        self._told: dict[str, str] = {}
+    def __init__(self, stored: Iterable[Event] = ()) -> None:
+        """`stored`: the committed events, oldest first."""
+        self._statuses: dict[str, str] = {}
         self._listed: dict[str, Sequence[Orphan]] = {}
         self._offered: tuple[Event, ...] = ()
-        for event in told:
+        for event in stored:
             self._take(event)
 
     def listed(self, provider: str, orphans: Sequence[Orphan]) -> bool:
@@ -47,9 +47,9 @@ class OrphanBook:
         if event.kind is not EventKind.ORPHAN or event.reason is None or event.to_status is None:
             return
         if event.to_status == GONE:
-            self._told.pop(event.reason, None)
+            self._statuses.pop(event.reason, None)
         else:
-            self._told[event.reason] = event.to_status
+            self._statuses[event.reason] = event.to_status
 
     def _changes(self, now: float) -> tuple[Event, ...]:
         found: list[Event] = []
@@ -57,11 +57,11 @@ class OrphanBook:
             there = {f"{provider}/{one.instance_id}": one for one in orphans}
             for name, orphan in there.items():
                 status = KEPT if orphan.quarantined else FOUND
-                if (before := self._told.get(name)) != status:
+                if (before := self._statuses.get(name)) != status:
                     found.append(_event(name, before, status, _becomes(orphan), _CAUSE, now))
             found += [
                 _event(name, before, GONE, None, _GONE_CAUSE, now)
-                for name, before in self._told.items()
+                for name, before in self._statuses.items()
                 if name.partition("/")[0] == provider and name not in there
             ]
         return tuple(found)

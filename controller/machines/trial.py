@@ -95,7 +95,7 @@ class Trial:
             )
         except asyncio.CancelledError:
             self.fault = "the controller stopped; the machine ends as an orphan"
-            # Nobody else knows this machine yet: its end is asked for before the controller ends.
+            # Only this task knows the machine: its end is asked for before the controller ends.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_SECONDS):
                     await self._is_gone(created.instance_id)

@@ -108,10 +108,10 @@ class Rentals:
         settings: RentalSettings,
         machines: Iterable[Machine] = (),
         could_hold: Callable[[Unit], bool] = lambda unit: False,
-        told: Iterable[Event] = (),
+        events: Iterable[Event] = (),
     ) -> None:
-        """`could_hold`: whether the nodes could hold the unit if they were free. `told`: the stored
-        events that are of no run, oldest first."""
+        """`could_hold`: whether the nodes could hold the unit if they were free. `events`: those
+        stored that are of no run, oldest first."""
         self.machines = {machine.id: machine for machine in machines}
         """As decided last; what is committed is in `committed`."""
         self.committed = dict(self.machines)
@@ -133,7 +133,7 @@ class Rentals:
         self._looked_at = float("-inf")
         self._is_dirty = True
         """Something changed since the last look at demand."""
-        self._orphans = OrphanBook(told)
+        self._orphans = OrphanBook(events)
         self._wake: Callable[[], None] = lambda: None
 
     def wake_by(self, wake: Callable[[], None]) -> None:

@@ -165,7 +165,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     that this store never knew."""
 
 
-TOLD_EVENTS = 1000
+MAX_EVENTS_OF_NO_RUN = 1000
 """How many events of no run a starting controller reads."""
 
 
@@ -188,7 +188,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     machines: tuple[Machine, ...] = ()
     """Those that may cost money, and those that ended within `MACHINES_SECONDS`."""
     catalogs: tuple[StoredCatalog, ...] = ()
-    told: tuple[Event, ...] = ()
+    events_of_no_run: tuple[Event, ...] = ()
     """The latest events that are of no run, oldest first."""
 
 

@@ -29,7 +29,7 @@ from controller.store import schema
 from controller.store.accounts import ServiceKey, StoredToken, User
 from controller.store.base import (
     MACHINES_SECONDS,
-    TOLD_EVENTS,
+    MAX_EVENTS_OF_NO_RUN,
     USE_SECONDS,
     Snapshot,
     StoredEvent,
@@ -95,12 +95,12 @@ def snapshot(connection: sa.Connection, *, used_since: float) -> Snapshot:
         catalogs=tuple(map(CATALOG.value, _rows(connection, sa.select(schema.catalogs)))),
         machines=_machines(connection, used_since + USE_SECONDS - MACHINES_SECONDS),
         secrets=tuple(map(SECRET.value, _rows(connection, sa.select(schema.secrets)))),
-        told=_told(connection),
+        events_of_no_run=_events_of_no_run(connection),
     )
 
 
-def _told(connection: sa.Connection) -> tuple[Event, ...]:
-    query = EventQuery(run=NO_RUN, before=_AFTER_ALL, limit=TOLD_EVENTS)
+def _events_of_no_run(connection: sa.Connection) -> tuple[Event, ...]:
+    query = EventQuery(run=NO_RUN, before=_AFTER_ALL, limit=MAX_EVENTS_OF_NO_RUN)
     return tuple(one.event for one in events(connection, query))
 
 

@@ -24,13 +24,12 @@ MAX_GROUPS = 100
 """Counts of groups in one message."""
 
 
-class ServicesChanged(
-    msgspec.Struct, frozen=True, kw_only=True, tag="services", omit_defaults=True
-):
+class ServicesChanged(msgspec.Struct, frozen=True, kw_only=True, tag="told", omit_defaults=True):
     """These services changed, and those are gone. `version`: grows with each message of a session.
     `begins`: it replaces all that was said before.
 
     A replica's `socket` is that of its exposed port, or empty: the leader does not know it (yet).
+    The tag is that of earlier versions, with which a rolling upgrade has sessions.
     """
 
     version: int

@@ -207,7 +207,7 @@ class WebSocket(Closing):
             for opcode, payload in self._checked(reader, data):
                 if opcode is Opcode.CLOSE:
                     self._close_code = None
-                    # Whoever gets a close frame answers with its code (RFC 6455, 5.5.1).
+                    # A close frame is answered with its code (RFC 6455, 5.5.1).
                     self._answer(frame(Opcode.CLOSE, payload[:2]))
                     if int.from_bytes(payload[:2], "big") != CloseCode.OK:
                         raise Closed

@@ -124,7 +124,7 @@ class Caller(RelayEnd):
         except BaseException:
             far.abort()
             if is_given:
-                # Whoever holds it would else keep the gateway's connection open.
+                # A runner that holds it would else keep the gateway's connection open.
                 with contextlib.suppress(OSError):
                     own.shutdown(socket.SHUT_RDWR)
             raise

@@ -240,7 +240,7 @@ class Images:
             if error.problem is not ImageProblem.NO_SPACE or not pull.is_for_a_task:
                 raise
             await self._make_room()
-            # Whoever removed it: another collection may have been faster.
+            # Another collection may have been faster than this one.
             if self._removed == before:
                 raise
             # Only once more: what could be removed is removed by now.

@@ -33,7 +33,7 @@ from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS, recent
 from controller.store.accounts import ServiceKey, StoredSecret, StoredToken, User
 from controller.store.base import (
     MACHINES_SECONDS,
-    TOLD_EVENTS,
+    MAX_EVENTS_OF_NO_RUN,
     USE_SECONDS,
     Boot,
     Changes,
@@ -188,9 +188,9 @@ class MemoryStore:
             gateways=tuple(database.gateways.values()),
             machines=tuple(self._machines()),
             catalogs=tuple(database.catalogs.values()),
-            told=tuple(one.event for one in database.events if one.event.run_id == NO_RUN)[
-                -TOLD_EVENTS:
-            ],
+            events_of_no_run=tuple(
+                one.event for one in database.events if one.event.run_id == NO_RUN
+            )[-MAX_EVENTS_OF_NO_RUN:],
         )
 
     def _machines(self) -> list[Machine]:

@@ -34,7 +34,7 @@ class TestKernel(CgroupTreeContract):
 
 async def test_a_daemon_that_a_carried_job_leaves_is_found_by_its_cgroup(tmp_path: Path) -> None:
     async with a_runner(tmp_path) as (_, client), _leaves_of(tmp_path):
-        await _clean_and_dirty(client, tmp_path)
+        assert await _after_clean_jobs(client, tmp_path) == "a process was left"
 
 
 async def test_a_daemon_that_the_container_s_own_job_leaves_is_found_by_its_cgroup(
@@ -60,7 +60,8 @@ async def _leaves_of(folder: Path) -> AsyncIterator[None]:
         assert not (made.ctx.settings.leaves_folder / "t1").exists(), "no leaf is left"
 
 
-async def _clean_and_dirty(client: RunnerClient, folder: Path) -> None:
+async def _after_clean_jobs(client: RunnerClient, folder: Path) -> str | None:
+    """Run clean jobs, and one with a daemon; return what is dirty after that."""
     where = str(folder / "work")
     look = "grep -o 'fairlead-t1-[0-9]*$' /proc/self/cgroup | sort -u"
     assert await opened(client, folder, look)
@@ -68,5 +69,4 @@ async def _clean_and_dirty(client: RunnerClient, folder: Path) -> None:
     clean = await all_over(client, *(carried(name, look, working_dir=where) for name in "ab"))
     assert [text_of(job) for job in clean.jobs] == [b"fairlead-t1-1\n", b"fairlead-t1-2\n"]
     assert clean.dirty is None
-    dirty = await all_over(client, carried("c", DAEMON, working_dir=where))
-    assert dirty.dirty == "a process was left"
+    return (await all_over(client, carried("c", DAEMON, working_dir=where))).dirty

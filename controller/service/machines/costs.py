@@ -63,7 +63,7 @@ class CostService:
         """Return what the machines have cost in the last `seconds`, the dearest first; with `per`
         the oldest days or months first.
 
-        Who is no admin sees what runs of his own have cost. Sums of days are kept for
+        A user who is no admin sees what his own runs have cost. Sums of days are kept for
         COSTS_SECONDS; a day that ended longer than MACHINES_SECONDS ago counts as a whole. Raises
         StoreUnavailable.
         """

@@ -219,7 +219,7 @@ def _again(
     now, then = _sets_of(seen), _sets_of(old)
     came, _ = own_sets_for(before, then)
     _, never = sets_for(before.when, now)
-    run_id, name = (before.run_id, before.name) if state is None else _id_and_name(state.run)
+    run_id, name = (before.run_id, before.name) if state is None else (state.run.id, state.run.name)
     begun, free, waits = begun_sets(again.state), [], {}
     for number, earlier in enumerate(again.numbers):
         other = there.get(number)
@@ -245,10 +245,6 @@ def _again(
 
 def _sets_of(seen: PredecessorFacts | None) -> SetFacts:
     return (seen and seen.sets) or SetFacts()
-
-
-def _id_and_name(run: Run) -> tuple[str, str]:
-    return run.id, run.name
 
 
 def _retry_first(

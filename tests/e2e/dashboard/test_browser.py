@@ -572,7 +572,7 @@ async def test_machines_and_their_costs_are_shown_without_scrolling_sideways(
         assert await page.evaluate(OVERLAPS) == [], path
         await page.evaluate(AXE.read_text())
         assert await page.evaluate(SERIOUS) == [], path
-    # Who rents machines needs no hint how a node is installed.
+    # A user who rents machines needs no hint how a node is installed.
     await expect(page.locator("main")).to_contain_text("Rented machines")
     await expect(page.locator("main")).not_to_contain_text("There are no nodes yet")
 

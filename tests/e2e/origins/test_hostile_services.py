@@ -66,8 +66,9 @@ async def open_service(tab: Tab, bed: Bed, name: str, sign: str) -> None:
         await eventually(lambda: any(one.path.endswith("/end") for one in bed.evil))
 
 
-async def attacked(controller: Controller, bed: Bed, tab: Tab) -> None:
-    """Let the hostile page attack its visitor, who has logged in and has the notes open."""
+async def loot_of(controller: Controller, bed: Bed, tab: Tab) -> str:
+    """Let the hostile page attack its visitor, who has logged in and has the notes open. Return all
+    that it got and reported."""
     await log_in(tab, bed)
     before = controller.service.gate.tokens
     if bed.mode.has_own_origins:
@@ -86,8 +87,7 @@ async def attacked(controller: Controller, bed: Bed, tab: Tab) -> None:
     assert SECRET in await shown(tab, USER)
     ran = [one for one in bed.evil if one.path.endswith("/ran")]
     assert bool(ran) is bed.mode.has_own_origins
-    loot = "\n".join(bed.stolen + bed.reports)
-    assert SECRET not in loot
+    return "\n".join(bed.stolen + bed.reports)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ async def test_a_hostile_page_gets_nothing_of_its_visitor(
         hostile(controller, MODES[mode], certificate) as bed,
         run(tmp_path / "profile", certificate) as tab,
     ):
-        await attacked(controller, bed, tab)
+        assert SECRET not in await loot_of(controller, bed, tab)
 
 
 async def test_at_a_follower_that_knows_browsers_by_sealed_cookies_it_gets_nothing_either(
@@ -121,7 +121,7 @@ async def test_at_a_follower_that_knows_browsers_by_sealed_cookies_it_gets_nothi
             hostile(shared.controller, MODES[AT_A_FOLLOWER], certificate, front) as bed,
             chromium(tmp_path / "profile", certificate) as tab,
         ):
-            await attacked(shared.controller, bed, tab)
+            assert SECRET not in await loot_of(shared.controller, bed, tab)
         # It is the follower itself that let the visitor in.
         assert {"notes", "evil"} <= set(front.carried)
 

@@ -15,13 +15,13 @@ from typing import Any
 import aiohttp
 import asyncssh
 import pytest
-from aiohttp import WSMsgType
 
 from fairlead.rest import ControllerClient, decode
-from tests.e2e.store.test_follower_services import controllers
+from tests.e2e.store.test_follower_services import add_node, controllers
 from tests.e2e.store.test_leaders import Controllers
 from tests.support.processes import ControllerProcess
 from tests.support.ssh_daemon import GATEWAY_USER, SshDaemon, free_port
+from tests.support.terminals import shown
 from tests.support.testbed import ShimFactory
 from tests.support.waiting import LONG, wait_until
 
@@ -98,16 +98,7 @@ async def _talk(opened: Socket) -> None:
 async def _type(opened: Socket, number: int) -> None:
     """Have the shell work something out."""
     await opened.send_bytes(f"echo typed-$(({number} + 1))\n".encode())
-    await _shown(opened, f"typed-{number + 1}")
-
-
-async def _shown(opened: Socket, text: str) -> None:
-    seen = ""
-    async with asyncio.timeout(LONG):
-        while text not in seen:
-            message = await opened.receive()
-            assert message.type is WSMsgType.BINARY, message
-            seen += message.data.decode()
+    await shown(opened, f"typed-{number + 1}")
 
 
 async def _status(at: ControllerProcess, path: str, token: str) -> int:
@@ -146,7 +137,7 @@ async def test_ports_and_terminals_at_a_follower_outlast_the_leader_and_end_with
 
         leader = await asyncio.to_thread(controllers.leader, follower)
         await asyncio.to_thread(users.revoke, leader)
-        await _end(forwarded, terminal)
+        assert await _have_ended(forwarded, terminal)
     assert await _status(follower, port, users.ada) == 401
 
 
@@ -207,12 +198,7 @@ def unexposing(
     made = Controllers(tmp_path, database_url)
     with closing(made):
         made.start()
-        first = made.all[0]
-        sshd.authorize(first.public_key)
-        shim = shim_process("process", "--cpus", "2")
-        way = ["--host", "127.0.0.1", "--port", str(sshd.port), "--user", sshd.user]
-        way += ["--socket", str(shim.socket), "--host-key", sshd.host_key]
-        first.cli("node", "add", "n1", *way).succeeded()
+        add_node(made, sshd, shim_process("process", "--cpus", "2"))
         yield made
 
 
@@ -228,11 +214,13 @@ async def test_on_a_node_that_exposes_nothing_the_leader_carries_ports_and_termi
         await _talk(forwarded)
         await _type(terminal, 1)
         await asyncio.to_thread(first.kill9)
-        await _end(forwarded, terminal)
+        assert await _have_ended(forwarded, terminal)
 
 
-async def _end(*sockets: Socket) -> None:
+async def _have_ended(*sockets: Socket) -> bool:
+    """Read what still comes. Raises TimeoutError."""
     async with asyncio.timeout(LONG):
         for opened in sockets:
             while not opened.closed:
                 await opened.receive()
+    return all(opened.closed for opened in sockets)

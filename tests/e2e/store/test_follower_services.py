@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -16,7 +16,7 @@ import pytest
 
 from fairlead.rest import ControllerClient, decode
 from tests.e2e.store.test_leaders import Controllers
-from tests.support.processes import ControllerProcess
+from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.ssh_daemon import SshDaemon, free_port
 from tests.support.testbed import ShimFactory
 from tests.support.waiting import eventually, wait_until
@@ -38,14 +38,18 @@ def controllers(
     made = Controllers(tmp_path, database_url)
     with closing(made):
         made.start()
-        first = made.all[0]
-        sshd.authorize(first.public_key)
         exposed = testbed_folder / f"exposed{next(numbers)}"
-        shim = shim_process("process", "--cpus", "2", *sshd.lending(exposed))
-        way = ["--host", "127.0.0.1", "--port", str(sshd.port), "--user", sshd.user]
-        way += ["--socket", str(shim.socket), "--host-key", sshd.host_key]
-        first.cli("node", "add", "n1", *way).succeeded()
+        add_node(made, sshd, shim_process("process", "--cpus", "2", *sshd.lending(exposed)))
         yield made
+
+
+def add_node(controllers: Controllers, sshd: SshDaemon, shim: ShimProcess) -> None:
+    """Add the node of this shim, which they reach by SSH alone."""
+    first = controllers.all[0]
+    sshd.authorize(first.public_key)
+    way = ["--host", "127.0.0.1", "--port", str(sshd.port), "--user", sshd.user]
+    way += ["--socket", str(shim.socket), "--host-key", sshd.host_key]
+    first.cli("node", "add", "n1", *way).succeeded()
 
 
 def _serve(controllers: Controllers, name: str, replicas: int = 1, **fields: Any) -> None:
@@ -66,6 +70,16 @@ def _serve(controllers: Controllers, name: str, replicas: int = 1, **fields: Any
     wait_until(lambda: _ready(client, name) == replicas, what="the replicas")
 
 
+@asynccontextmanager
+async def _carried(controllers: Controllers) -> AsyncIterator[aiohttp.ClientSession]:
+    """A user's session, as soon as the second controller carries requests for `web` itself."""
+    first, follower, _ = controllers.all
+    await asyncio.to_thread(_serve, controllers, "web")
+    async with aiohttp.ClientSession(headers=_bearer(controllers.token)) as session:
+        await _carries(session, follower, first, "web")
+        yield session
+
+
 def _ready(client: ControllerClient, name: str) -> int:
     view = decode(client.get(f"/v1/services/{name}"), dict[str, Any])
     return sum(one["not_ready"] is None for one in view["replicas"])
@@ -75,9 +89,7 @@ async def test_requests_and_a_websocket_at_a_follower_outlast_the_leader(
     controllers: Controllers,
 ) -> None:
     first, follower, _ = controllers.all
-    await asyncio.to_thread(_serve, controllers, "web")
-    async with aiohttp.ClientSession(headers=_bearer(controllers.token)) as session:
-        await _carries(session, follower, first, "web")
+    async with _carried(controllers) as session:
         answers: list[int | str] = []
         asking = asyncio.create_task(_ask_on(session, follower, "web", answers))
         async with session.ws_connect(f"{follower.url}/services/web/ws") as socket:
@@ -149,9 +161,7 @@ async def test_a_replica_is_not_stopped_under_a_websocket_at_a_follower(
     controllers: Controllers,
 ) -> None:
     first, follower, _ = controllers.all
-    await asyncio.to_thread(_serve, controllers, "web")
-    async with aiohttp.ClientSession(headers=_bearer(controllers.token)) as session:
-        await _carries(session, follower, first, "web")
+    async with _carried(controllers) as session:
         async with session.ws_connect(f"{follower.url}/services/web/ws") as socket:
             await asyncio.to_thread(controllers.post, first, "/v1/runs/web/stop", {})
             client = ControllerClient(first.url, controllers.token)
@@ -160,6 +170,7 @@ async def test_a_replica_is_not_stopped_under_a_websocket_at_a_follower(
                 await _talk(socket)
             for _ in range(20):
                 await _talk(socket)
+            assert not await asyncio.to_thread(_has_ended, client, "web")
         await asyncio.to_thread(wait_until, lambda: _has_ended(client, "web"), what="its end")
 
 
@@ -178,9 +189,8 @@ async def test_a_browser_that_has_opened_a_service_at_a_follower_outlasts_the_le
     controllers: Controllers,
 ) -> None:
     first, follower, _ = controllers.all
-    await asyncio.to_thread(_serve, controllers, "web")
-    async with aiohttp.ClientSession(headers=_bearer(controllers.token)) as session:
-        await _carries(session, follower, first, "web")
+    async with _carried(controllers):
+        pass
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
         browser = _Browser(session, follower, "web")
         await browser.log_in(controllers.token)

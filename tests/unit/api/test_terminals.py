@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncssh
 import pytest
-from aiohttp import ClientWebSocketResponse, WSMsgType
+from aiohttp import WSMsgType
 from aiohttp.test_utils import TestClient
 
 from common.links.host_keys import public_line
@@ -18,7 +17,8 @@ from controller.pipelines.performers.cluster import cluster_key, terminal_key
 from controller.service.jobs import terminals
 from tests.doubles.proxy import NodeHere
 from tests.support.ssh_daemon import free_port
-from tests.support.waiting import LONG, eventually
+from tests.support.terminals import shown
+from tests.support.waiting import eventually
 from tests.unit.api.asking import HELLO, error_of
 from tests.unit.api.conftest import HOST_KEY, USER_TOKEN, Controller
 from tests.unit.cli.conftest import PlayedNode
@@ -88,16 +88,6 @@ async def job(
     ):
         yield server
         await eventually(lambda: server.shells == 0)
-
-
-async def shown(socket: ClientWebSocketResponse, text: str) -> None:
-    """Wait until the terminal shows the text."""
-    seen = ""
-    async with asyncio.timeout(LONG):
-        while text not in seen:
-            message = await socket.receive()
-            assert message.type is WSMsgType.BINARY, message
-            seen += message.data.decode()
 
 
 async def test_a_shell_takes_what_is_typed_and_shows_its_output(

@@ -76,7 +76,9 @@ class Renting:
             new_id=chance.new_id,
             month_of=month_began,
         )
-        self.rentals = Rentals(placement.index, settings, snapshot.machines, told=snapshot.told)
+        self.rentals = Rentals(
+            placement.index, settings, snapshot.machines, events=snapshot.events_of_no_run
+        )
         self.pipeline = RunPipeline(self.store, self.clock, chance, placement, self.rentals)
         self.pipeline.restore(snapshot.runs, snapshot.nodes, snapshot.fleets or (self._burst,))
         self.manager = MachineManager(

@@ -139,7 +139,7 @@ def test_what_is_no_session_opens_nothing(value: str) -> None:
 
 @pytest.mark.parametrize("run_id", ["r", "rr", "r" * 16, "r" * 32])
 async def test_a_session_begins_no_other_one(run_id: str) -> None:
-    """Whoever has a cookie could else have it renewed without an end, past the login's. A seal is
+    """A cookie could else be renewed without an end, past that of its login. A seal is
     base64, whose decoders pass over much, depending on its length."""
     async with a_bed(sealed=book()) as bed, an_app(echo) as port:
         bed.serve(port, auth=True)

@@ -41,9 +41,10 @@ from controller.web.app import Dashboard, session_key
 from fairlead.wire.gateway import GatewayNode
 from tests.support.replicas import a_server, accepting
 from tests.support.ssh_daemon import free_port
+from tests.support.terminals import shown
 from tests.support.waiting import eventually
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN
-from tests.unit.api.test_terminals import JobsSsh, shown
+from tests.unit.api.test_terminals import JobsSsh
 from tests.unit.cli.conftest import PlayedNode
 from tests.unit.forwarding.test_reads import TO_THE_LEADER, Bed, answered, bearer, opened_bed
 

@@ -143,8 +143,7 @@ def _live_service(client: ControllerClient, configuration: object, name: str | N
         return None
     try:
         found = client.run(wanted)
-    # Nobody has a run of that name, or another user has it: then the controller says so at the
-    # submission.
+    # The name is free, or another user's: then the controller says so at the submission.
     except ApiError:
         return None
     lives = found.type == "service" and found.finished_at is None
