@@ -97,9 +97,7 @@ class NodeSync:
             await self._found(info)
         listed = {info.id for info in tasks}
         for attempt_id in expected.keys() - listed:
-            self._pipeline.post(
-                reports.TaskMissing(run_id=expected[attempt_id], attempt_id=attempt_id)
-            )
+            self._report_missing(attempt_id, expected[attempt_id])
         self._let_go_of_quarantined(listed)
         await self._listener.idle_allocations(self._node_id, self._connection)
         # Last: this makes the node CONNECTED, and it must get no job before its tasks are known.
@@ -117,8 +115,8 @@ class NodeSync:
             case EventType.TASK if event.task is not None:
                 await self._found(event.task)
             case EventType.REMOVED if event.task_id is not None:
+                # An unsettled one stays so: the answer to its removal may be lost after this event.
                 self._connection.runners.forget(event.task_id)
-                self._unsettled.discard(event.task_id)
                 self._let_go_of_quarantined(self._quarantined() - {event.task_id})
             case EventType.RESYNC:
                 await self.take()
@@ -128,6 +126,9 @@ class NodeSync:
                 pass
 
     # -- tasks ------------------------------------------------------------------------------
+
+    def _report_missing(self, attempt_id: str, run_id: str) -> None:
+        self._pipeline.post(reports.TaskMissing(run_id=run_id, attempt_id=attempt_id))
 
     def _acknowledged(self) -> dict[str, str]:
         """Return attempt id → run id of what this node said it has, or may still have.
@@ -271,10 +272,12 @@ class NodeSync:
             self._unsettled.discard(task_id)
             try:
                 info = await self._connection.shim.task(task_id)
-            # Not found: it was removed since, and its event says so.
             except ShimError as error:
                 if error.code != RefusalCode.NOT_FOUND:
                     raise
+                # It was removed since. If that was asked for here, the answer may have been lost.
+                if (run_id := self._acknowledged().get(task_id)) is not None:
+                    self._report_missing(task_id, run_id)
             else:
                 await self._found(info)
         await self._listener.idle_allocations(self._node_id, self._connection)

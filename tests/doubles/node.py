@@ -54,6 +54,7 @@ from fairlead.wire.shim import (
     WantedImages,
 )
 from fairlead.wire.sizes import OutputsAbout
+from shim.client import ShimUnavailable
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.runner import RunnerRules
 from tests.doubles.shim import KeptTask, ShimState, node_info
@@ -150,6 +151,8 @@ class FakeShim:
         """The incarnations with which allocations were released."""
         self.claims: list[tuple[str, Fence, int]] = []
         self.refusal: Exception | None = None
+        self.gives_up: asyncio.Event | None = None
+        """The answers to removals are lost; who waits for one gives up after this."""
         self.on_order: Callable[[], None] = lambda: None
         """Called before each change that was ordered."""
         self.listing = _Listing(self._state)
@@ -278,6 +281,9 @@ class FakeShim:
     ) -> None:
         self._order("remove", task_id)
         self._state.remove(task_id, run_id=run_id, fence=fence, incarnation=incarnation)
+        if self.gives_up is not None:
+            await self.gives_up.wait()
+            raise ShimUnavailable("no answer within 30 s")
 
     async def release_allocation(
         self, allocation_id: str, *, run_id: str, fence: Fence, incarnation: int

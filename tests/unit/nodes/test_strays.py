@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
-from controller.lifecycle.model import NodeStatus
+from controller.lifecycle.model import NodeStatus, RunState
 from controller.nodes import session as session_module
 from controller.scheduling.fitting.fit import room
 from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
@@ -126,7 +128,8 @@ async def test_outputs_of_a_stray_are_stored_before_it_is_removed() -> None:
         assert it.collected_outputs == [stray.id]
 
 
-async def test_a_stray_that_is_gone_frees_its_orphaned_place() -> None:
+def orphaned_beside_a_live_one() -> tuple[RunState, RunState]:
+    """A run that runs on n2 and has an orphaned place on n1; and that place's state by itself."""
     state = placed(AttemptStatus.RUNNING)
     lost = placed(AttemptStatus.FAILED, cleanup_unknown=True)
     both = msgspec.structs.replace(
@@ -152,17 +155,46 @@ async def test_a_stray_that_is_gone_frees_its_orphaned_place() -> None:
             msgspec.structs.replace(state.allocations[0], node_id="n2"),
         ),
     )
-    stray = task_of(lost, TaskStatus.TERMINATED, run_id=state.run.id)
+    return both, lost
+
+
+def occupied(it: World, state: RunState) -> dict[str, AllocationState]:
+    return {
+        place.node_id: place.state
+        for place in it.run(state).allocations
+        if place.state is not AllocationState.RELEASED
+    }
+
+
+async def test_a_stray_that_is_gone_frees_its_orphaned_place() -> None:
+    both, lost = orphaned_beside_a_live_one()
+    stray = task_of(lost, TaskStatus.TERMINATED, run_id=both.run.id)
     async with world(both, before=listing(stray)) as it:
         await it.connected()
         await eventually(lambda: it.shim.listing == {})
         await it.pipeline.settled()
-        occupied = {
-            place.node_id: place.state
-            for place in it.run(both).allocations
-            if place.state is not AllocationState.RELEASED
-        }
-        assert occupied == {"n2": AllocationState.HELD}
+        assert occupied(it, both) == {"n2": AllocationState.HELD}
+
+
+async def test_a_stray_whose_removal_got_no_answer_frees_its_orphaned_place(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection lives on, and the event of the removal came before the answer was given up."""
+    monkeypatch.setattr(session_module, "LOOK_AGAIN_SECONDS", 0.001)
+    both, lost = orphaned_beside_a_live_one()
+    stray = task_of(lost, TaskStatus.TERMINATED, run_id=both.run.id)
+
+    async with world(both, before=listing(stray)) as it:
+        it.shim.gives_up = asyncio.Event()
+        await it.connected()
+        await eventually(lambda: it.shim.listing == {})
+        it.shim.stream.put_nowait(Event(cursor="e.1", type=EventType.REMOVED, task_id=stray.id))
+        probed = it.shim.probed
+        it.event(EventType.NODE)
+        await eventually(lambda: it.shim.probed > probed)
+        it.shim.gives_up.set()
+        await eventually(lambda: "no answer" in caplog.text)
+        await eventually(lambda: occupied(it, both) == {"n2": AllocationState.HELD})
 
 
 async def test_a_task_of_a_run_that_nobody_here_knows_is_left_alone(
