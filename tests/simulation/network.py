@@ -32,6 +32,7 @@ class Weather:
         self.duplicates = 0.0
         self.reordering = 0.0
         self.refusing = False
+        self.boots = 0
         self.silent_since = float("inf")
         self.heard_at = float("-inf")
         """When a controller last got something from the node."""
@@ -83,6 +84,7 @@ class Wire:
         self.weather = weather
         self.closed = asyncio.Event()
         self._spawn = spawn
+        self._boots = weather.boots
         self._answers: dict[asyncio.Future[Any], None] = {}
         self._streams: dict[asyncio.Queue[object], asyncio.Task[None]] = {}
 
@@ -138,6 +140,9 @@ class Wire:
 
     async def _serve(self, serve: Callable[[], Awaitable[T]], answer: asyncio.Future[T]) -> None:
         await self.weather.carry()
+        # A machine that has booted since, or was replaced, knows nothing of this connection.
+        if self._boots != self.weather.boots:
+            return
         # What TCP had sent before the cut may still arrive.
         if self.closed.is_set() and self.weather.happens(0.5):
             return

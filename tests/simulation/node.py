@@ -161,6 +161,7 @@ class SimulatedNode:
 
     def power_off(self) -> None:
         self._off = True
+        self.weather.boots += 1
         self.stop_shim()
         self.cut()
         self.weather.refusing = True
