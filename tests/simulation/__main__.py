@@ -11,6 +11,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from tests.simulation import cuts, tracing
 from tests.simulation.crew import each
@@ -35,29 +36,15 @@ def main() -> int:
     options = _options()
     if not options.verbose:
         logging.getLogger("controller").addHandler(logging.NullHandler())
-    if options.seed is not None:
-        services, whole = options.services, not options.narrow
-        scale = Scale(
-            wide=services or whole,
-            services=services,
-            desks=whole,
-            gateways=whole,
-            engines=options.engines,
-            sweeps=options.sweeps,
-            watched=options.watched,
-        )
-        if options.machines:
-            return _report([simulate_machines(options.seed)], 0.0, options)
-        if options.controllers:
-            return _report([_told(simulate_controllers, options)], 0.0, options)
-        tell = _tell if options.verbose else simulate
-        return _report([tell(options.seed, scale)], 0.0, options)
+    if options.seed:
+        play = _play_of_one(options)
+        return _report([play(seed) for seed in options.seed], 0.0, options)
     if options.coverage:
         tracing.prepare()
     began = time.monotonic()
     if options.cuts is not None:
         return _cuts(options)
-    play: Callable[[int], Outcome] = explored if options.explore else simulate
+    play = explored if options.explore else simulate
     if options.services:
         play = simulate_services
     elif options.sweeps:
@@ -77,12 +64,33 @@ def main() -> int:
     return 0 if options.explore else status
 
 
+def _play_of_one(options: argparse.Namespace) -> Callable[[int], Outcome]:
+    """Return what plays one seed as the options say."""
+    if options.verbose:
+        _log_all()
+    if options.machines:
+        return simulate_machines
+    if options.controllers:
+        return simulate_controllers
+    services, whole = options.services, not options.narrow
+    scale = Scale(
+        wide=services or whole,
+        services=services,
+        desks=whole,
+        gateways=whole,
+        engines=options.engines,
+        sweeps=options.sweeps,
+        watched=options.watched,
+    )
+    return partial(simulate, scale=scale)
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=20, help="how many worlds")
     parser.add_argument("--seconds", type=float, help="worlds until that long has passed, instead")
     parser.add_argument("--start", type=int, help="the first seed; without it a fresh one")
-    parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--seed", type=int, nargs="+", help="only these")
     parser.add_argument(
         "--narrow", action="store_true", help="with --seed: without what was added later"
     )
@@ -146,17 +154,6 @@ class _VirtualTime(logging.Formatter):
         return f"{asyncio.get_running_loop().time():10.3f} {super().format(record)}"
 
 
-def _tell(seed: int, scale: Scale) -> Outcome:
-    _log_all()
-    return simulate(seed, scale)
-
-
-def _told(play: Callable[[int], Outcome], options: argparse.Namespace) -> Outcome:
-    if options.verbose:
-        _log_all()
-    return play(options.seed)
-
-
 def _log_all() -> None:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(_VirtualTime("%(name)s: %(message)s"))
@@ -170,7 +167,7 @@ def _report(outcomes: list[Outcome], seconds: float, options: argparse.Namespace
         print(f"seed {outcome.seed}: {len(outcome.violations)} violations")
         for violation in outcome.violations[:MAX_SHOWN]:
             print(f"  {violation.at:9.3f} s  {violation.text}")
-        kinds = ("services", "engines", "sweeps", "watched", "machines", "controllers")
+        kinds = ("narrow", "services", "engines", "sweeps", "watched", "machines", "controllers")
         kind = "".join(f" --{kind}" for kind in kinds if getattr(options, kind))
         print(f"  ./dev sim --seed {outcome.seed}{kind}")
     runs = sum(outcome.runs for outcome in outcomes)

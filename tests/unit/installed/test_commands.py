@@ -11,6 +11,7 @@ import pytest
 from tests.support.installed import Environment, build_wheel
 from tests.support.processes import ControllerProcess
 
+pytestmark = pytest.mark.long  # wheels are built and installed
 NAMES = """
 from importlib import metadata
 found = {str(file).split("/")[0].removesuffix(".py") for file in metadata.files("fairlead")}

@@ -19,6 +19,7 @@ from tests.support.installed import CHECKOUT, Environment, build_wheel, copy_che
 from tests.support.processes import ControllerProcess
 from tests.support.waiting import LONG
 
+pytestmark = pytest.mark.long  # wheels are built and installed
 STATIC = "controller/web/static"
 PACKAGES = ("common", "shim", "runner", "controller", "entrypoint", "gateway")
 NOT_INSTALLED = re.compile(r"entrypoint/runtime/|\.(in|lock)$")

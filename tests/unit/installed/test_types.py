@@ -59,12 +59,14 @@ def checked(environment: Environment, folder: Path, program: str, *options: str)
     """What mypy says of a program that uses the installed package."""
     (folder / "program.py").write_text(program)
     python = ("--python-executable", str(environment.bin / "python"))
-    argv = [sys.executable, "-m", "mypy", "--strict", *python, *options, "program.py"]
+    cache = ("--cache-dir", str(environment.bin.parent / "mypy"))  # the package is read once
+    argv = [sys.executable, "-m", "mypy", "--strict", *python, *cache, *options, "program.py"]
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     return done.stdout
 
 
+@pytest.mark.long
 def test_a_strict_type_checker_knows_all_that_the_client_returns(
     for_users: Environment, tmp_path: Path
 ) -> None:
@@ -72,11 +74,13 @@ def test_a_strict_type_checker_knows_all_that_the_client_returns(
     assert said == "Success: no issues found in 1 source file\n"
 
 
+@pytest.mark.long
 def test_a_name_that_is_not_there_is_an_error(for_users: Environment, tmp_path: Path) -> None:
     said = checked(for_users, tmp_path, "from fairlead import Cleint\n")
     assert 'Module "fairlead" has no attribute "Cleint"' in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
