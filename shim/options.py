@@ -61,20 +61,7 @@ def command_parser() -> argparse.ArgumentParser:
         help="the hermetic runtime that containers get (default: %(default)s)",
     )
     add("--group", help=f"owns socket and shared folders (default: {_DEFAULT_GROUP})")
-    add(
-        "--image-gc",
-        default="90:75",
-        metavar="HIGH:LOW",
-        help="at HIGH percent of the disk remove images that were pulled here and are not used, "
-        "down to LOW; or 'off' (default: %(default)s)",
-    )
-    add(
-        "--private-images",
-        choices=["ask", "open"],
-        default="ask",
-        help="before a run uses an image that was pulled here with credentials, ask the image's "
-        "registry with the run's own; or let every run use it (default: %(default)s)",
-    )
+    _add_image_cache(add)
     _add_permissions(add)
     _add_networks(add)
     _add_access(add)
@@ -94,6 +81,24 @@ def command_parser() -> argparse.ArgumentParser:
         "for rented machines (default: never)",
     )
     return parser
+
+
+def _add_image_cache(add: Callable[..., object]) -> None:
+    """Add the options for the images that the node keeps."""
+    add(
+        "--image-gc",
+        default="90:75",
+        metavar="HIGH:LOW",
+        help="at HIGH percent of the disk remove images that were pulled here and are not used, "
+        "down to LOW; or 'off' (default: %(default)s)",
+    )
+    add(
+        "--private-images",
+        choices=["ask", "open"],
+        default="ask",
+        help="before a run uses an image that was pulled here with credentials, ask the image's "
+        "registry with the run's own; or let every run use it (default: %(default)s)",
+    )
 
 
 def _add_offers(add: Callable[..., object]) -> None:

@@ -38,7 +38,9 @@ from controller.store.peers import Peers
 from controller.tls import ServerCertificate
 
 if TYPE_CHECKING:
+    from controller.forwarding.follower import Follower
     from controller.forwarding.follower_links import FollowerLinks
+    from controller.relay import Relay
 
 T = TypeVar("T")
 
@@ -141,11 +143,16 @@ async def _among_peers(
         if requests is not None:
             requests.leave()
         await wait.linger(relay, options.linger)
-        relay.accept_no_more()
-        listening.close()
-        await relay.until_given_away(TAKE_SECONDS)
-        if requests is not None:
-            await requests.until_answered()
+        await _give_away(relay, requests, listening)
+
+
+async def _give_away(relay: Relay, requests: Follower | None, listening: socket.socket) -> None:
+    """Let the next leader have the connections that were accepted, and answer what has come."""
+    relay.accept_no_more()
+    listening.close()
+    await relay.until_given_away(TAKE_SECONDS)
+    if requests is not None:
+        await requests.until_answered()
 
 
 @contextlib.asynccontextmanager

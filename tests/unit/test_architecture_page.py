@@ -1,16 +1,19 @@
-"""The page on the architecture names files that are there; folders stay short."""
+"""The page on the architecture names files that are there, and the source keeps its limits."""
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MAX_MODULES = 18
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 CHANGES = PAGE.partition("## Where a change goes\n")[2].partition("\n## ")[0]
 ROWS = [row for row in CHANGES.splitlines() if row.startswith("| ") and "`" in row]
@@ -46,20 +49,62 @@ def test_each_file_that_the_page_names_is_there() -> None:
 
 
 def test_each_contract_of_imports_is_on_the_page() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    names = [one["name"] for one in project["tool"]["importlinter"]["contracts"]]
+    names = [one["name"] for one in _linter()["contracts"]]
     assert [name for name in names if f"`{name}`" not in PAGE] == []
 
 
 def test_no_folder_is_a_long_list() -> None:
     """A reader takes in so many names at once; a larger folder gets rooms that tell a story."""
+    modules = Counter(module.rpartition("/")[0] for module in _sources())
+    most = _limit("modules in a folder")
+    assert {folder: count for folder, count in modules.items() if count > most} == {}
+
+
+def test_no_module_is_longer_than_its_concept() -> None:
+    most = _limit("lines of a module")
+    lines = {module: len(text.splitlines()) for module, text in _sources().items()}
+    assert {module: count for module, count in lines.items() if count > most} == {}
+
+
+def test_no_function_is_too_long_to_be_seen_at_once() -> None:
+    most = _limit("lines of a function, without its parameters and docstring")
+    assert [found for found in _bodies() if found[2] > most] == []
+
+
+def _limit(what: str) -> float:
+    found = re.search(rf"^\| {re.escape(what)} \| at most ([\d.]+) \|$", PAGE, re.MULTILINE)
+    assert found is not None, f"the page has no limit for: {what}"
+    return float(found[1])
+
+
+@cache
+def _linter() -> dict[str, list[Any]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    modules = Counter(
-        str(module.parent.relative_to(ROOT))
-        for package in project["tool"]["importlinter"]["root_packages"]
+    linter: dict[str, list[Any]] = project["tool"]["importlinter"]
+    return linter
+
+
+@cache
+def _sources() -> dict[str, str]:
+    return {
+        str(module.relative_to(ROOT)): module.read_text(encoding="utf-8")
+        for package in _linter()["root_packages"]
         for module in (ROOT / package).rglob("*.py")
-    )
-    assert {folder: count for folder, count in modules.items() if count > MAX_MODULES} == {}
+    }
+
+
+@cache
+def _trees() -> dict[str, ast.Module]:
+    return {module: ast.parse(text) for module, text in _sources().items()}
+
+
+def _bodies() -> Iterator[tuple[str, str, int]]:
+    for module, tree in _trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                if body:
+                    yield module, node.name, (body[-1].end_lineno or 0) - body[0].lineno + 1
 
 
 def _is_there(path: str) -> bool:

@@ -140,9 +140,7 @@ def _apply_one(draft: Draft, report: Report) -> None:
         case Placed():
             _placed(draft, report)
         case NotPlaced():
-            attempt = draft.attempt(report.attempt_id)
-            if attempt is not None and attempt.status is AttemptStatus.SUBMITTED:
-                draft.change_attempt(attempt, pending_reason=report.pending_reason)
+            _not_placed(draft, report)
         case MachineAnswered():
             _market_answered(draft, report)
         case Nominated():
@@ -178,16 +176,26 @@ def _apply_one(draft: Draft, report: Report) -> None:
         case ReplicaDrained():
             readiness.drained(draft, report)
         case ControllerStarted():
-            rollout.start_timeout_anew(draft)
-            readiness.start_registrations_anew(draft)
-            allocations.hold_declared_ports(draft)
-            again.renew_watchers(draft)
+            _controller_started(draft)
         case InactivitySeen():
             inactivity.note(draft, report)
         case FreedAllocationLost():
             freed.give_up(draft, report.allocation_id, report.cause)
         case _:
             pass
+
+
+def _not_placed(draft: Draft, report: NotPlaced) -> None:
+    attempt = draft.attempt(report.attempt_id)
+    if attempt is not None and attempt.status is AttemptStatus.SUBMITTED:
+        draft.change_attempt(attempt, pending_reason=report.pending_reason)
+
+
+def _controller_started(draft: Draft) -> None:
+    rollout.start_timeout_anew(draft)
+    readiness.start_registrations_anew(draft)
+    allocations.hold_declared_ports(draft)
+    again.renew_watchers(draft)
 
 
 def _placed_attempt_fact(
