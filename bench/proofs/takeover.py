@@ -49,7 +49,7 @@ _GOES_ON = {"type": "task", "commands": ["sleep 1d"], "resources": {"cpu": 0.1, 
 _JOB_EVERY = 0.3
 """Seconds between two jobs: each start of one costs a quarter of a second of a core."""
 _SMALL = {"cpu": 0.1, "memory": "64MiB"}
-_LONGEST_PAUSE = 60.0
+_MAX_PAUSE = 60.0
 _LOCAL = ("logs", "outputs", "blobs", "metrics", "controller.lock", "installation")
 NET = f"10.93.{os.getpid() % 256}"
 """Another proof may run at the same time."""
@@ -266,10 +266,12 @@ class Clients:
 
     def _submit(self, client: ControllerClient, key: str, run: object) -> None:
         began = time.monotonic()
-        self._insist(client, {"configuration": run, "name": _name(key), "client_key": key})
+        self._submit_until_accepted(
+            client, {"configuration": run, "name": _name(key), "client_key": key}
+        )
         self.longest = max(self.longest, time.monotonic() - began)
 
-    def _insist(self, client: ControllerClient, body: object) -> None:
+    def _submit_until_accepted(self, client: ControllerClient, body: object) -> None:
         while True:
             try:
                 client.submit(body)
@@ -403,7 +405,7 @@ def _measured(
     counts = (("killed", given.kills), ("cut", given.cuts), ("stopped", given.stops))
     for how, count in (*counts, ("paused", given.pauses)):
         # Pauses of 1 s to the longest one, each longer than the one before by the same factor.
-        pauses = [_LONGEST_PAUSE ** (number / max(1, count - 1)) for number in range(count)]
+        pauses = [_MAX_PAUSE ** (number / max(1, count - 1)) for number in range(count)]
         waits = [_noted(how, lab.measure(how, seconds), seconds) for seconds in pauses]
         if waits:
             more, late = _row(how, waits)

@@ -465,7 +465,7 @@ class Worker:
 
     async def _find_places(self) -> None:
         """Ask for addresses of machines that have none yet, all with one call."""
-        told = ""
+        logged = ""
         while True:
             await asyncio.sleep(DESCRIBE_EVERY_SECONDS)
             self.look()
@@ -482,11 +482,11 @@ class Worker:
             try:
                 described = await self._answer(self._cloud.describe(list(wanted)))
             except CloudError as error:
-                if str(error) != told:
+                if str(error) != logged:
                     log.info("provider %s tells no addresses: %s", self._provider, error)
-                told = str(error)
+                logged = str(error)
                 continue
-            told = ""
+            logged = ""
             for instance_id, state in described.items():
                 if state.place is not None and instance_id in wanted:
                     self._desk.post(

@@ -319,7 +319,7 @@ async def _exit_while_away(world: EngineWorld, dockerd: DockerDaemon) -> int | N
     await engine.start(container_id)
     look = ("inspect", "-f", "{{.State.Pid}}", container_id)
     process = Path("/proc", await asyncio.to_thread(dockerd.docker, *look))
-    waiter = asyncio.create_task(_wait_patiently(engine, container_id))
+    waiter = asyncio.create_task(_wait_through_restarts(engine, container_id))
     with ThreadPoolExecutor(1) as threads:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(threads, dockerd.kill9)
@@ -330,7 +330,7 @@ async def _exit_while_away(world: EngineWorld, dockerd: DockerDaemon) -> int | N
         return await waiter
 
 
-async def _wait_patiently(engine: Engine, container_id: str) -> int | None:
+async def _wait_through_restarts(engine: Engine, container_id: str) -> int | None:
     while True:
         try:
             return (await engine.wait(container_id)).exit_code

@@ -36,7 +36,7 @@ from tests.simulation.starts import GRACE, Starts
 LINGER_SECONDS = 10.0
 HEARTBEAT_SECONDS = 10.0
 KILLED = 137
-LONGEST_ANSWER = 20.0
+MAX_ANSWER_SECONDS = 20.0
 End = tuple[ExitReason, int]
 FRAMES_IN_A_PIECE = 7
 FRAMES_IN_A_SEGMENT = 16
@@ -214,7 +214,7 @@ class Container:
                 grace = self._chance.choice((0.0, self._chance.uniform(0.0, GRACE)))
                 self._start_limit.reschedule(asyncio.get_running_loop().time() + grace)
             self._ring()
-        until = self._clock.now() + LONGEST_ANSWER
+        until = self._clock.now() + MAX_ANSWER_SECONDS
         while self.starts.begun < request.number:
             self._answer()
             self.starts.require_open()

@@ -19,7 +19,7 @@ from controller.lifecycle.runs.submission import PlannedJob, new_run
 from fairlead.model.reasons import Reason
 from fairlead.model.spec import PlannedGroup
 from fairlead.model.statuses import AttemptStatus
-from tests.simulation.people import id_of, insist
+from tests.simulation.people import id_of, until_answered
 from tests.simulation.script import Script, Start, image_of
 from tests.simulation.virtual import EPOCH, VirtualLoop, seeded_chance
 from tests.simulation.workload import GIB
@@ -69,7 +69,7 @@ class _Cuts(World):
         await asyncio.gather(*(self.admin.register(node) for node in self.nodes.values()))
         runs = [self._run(f"run-{number}", chance) for number in range(4)]
         for state in runs:
-            await insist(self, lambda pipeline, state=state: pipeline.admit(state))  # type: ignore[misc]
+            await until_answered(self, lambda pipeline, state=state: pipeline.admit(state))  # type: ignore[misc]
         await asyncio.sleep(chance.uniform(60.0, 200.0))
         await self._cut_one(chance)
         await self.settle()

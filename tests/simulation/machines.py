@@ -71,7 +71,7 @@ from shim.node.ledger import Capacity
 from tests.simulation.controller import ControllerLife, WatchedStore
 from tests.simulation.link import SimulatedLink
 from tests.simulation.node import SimulatedNode
-from tests.simulation.people import insist
+from tests.simulation.people import until_answered
 from tests.simulation.script import Script, Start, image_of
 from tests.simulation.virtual import EPOCH, VirtualClock, VirtualLoop, seeded_chance
 from tests.simulation.workload import GIB
@@ -406,7 +406,7 @@ class MachineWorld(World):
         chance = self.chance(f"run {number}")
         await asyncio.sleep(chance.uniform(0.0, FAULTS_UNTIL * 0.8))
         state = self._run(f"run-{number}", chance)
-        await insist(self, lambda pipeline: self._admit(pipeline, state))
+        await until_answered(self, lambda pipeline: self._admit(pipeline, state))
 
     async def _submit_a_gang_too_large(self) -> None:
         """It gets nothing, and what came for it is given back. Only machines of two zones that came
@@ -427,7 +427,7 @@ class MachineWorld(World):
         )
         strict = self.fleets[0].placement is not None
         (self._must_fail if strict else self._may_fail).add("large-gang")
-        await insist(self, lambda pipeline: self._admit(pipeline, state))
+        await until_answered(self, lambda pipeline: self._admit(pipeline, state))
 
     async def _admit(self, pipeline: Any, state: RunState) -> None:
         if state.run.id not in self.database.runs:

@@ -36,9 +36,9 @@ from shim.client import ShimUnavailable
 from shim.node.ledger import Capacity, Ledger
 from tests.doubles.shim import ShimState, node_info
 from tests.simulation.container import Container
-from tests.simulation.hearing import Hearing
 from tests.simulation.network import Weather, Wire
 from tests.simulation.outputs import outputs_of
+from tests.simulation.silence import ControllerSilence
 from tests.simulation.task import SimulatedTask, TaskDriver
 
 
@@ -96,7 +96,9 @@ class SimulatedNode:
         self._engine = asyncio.Event()
         self._engine.set()
         self.serving_since = 0.0
-        self._hearing = Hearing(self._serving, lambda info: watcher.task_unheard(self, info))
+        self._silence = ControllerSilence(
+            self._serving, lambda info: watcher.task_unheard(self, info)
+        )
         self._driver = TaskDriver(
             clock,
             chance,
@@ -173,7 +175,7 @@ class SimulatedNode:
         self._off = False
         self.boot_id = self._fresh("boot", self._chance)
         self.weather.refusing = False
-        self._hearing.begin()
+        self._silence.begin()
         self.start_shim()
 
     def stop_engine(self, *, containers_survive: bool) -> list[str]:
@@ -289,7 +291,7 @@ class SimulatedNode:
             return task.info
         task.driver = self._spawn(self._driver.drive(task))
         if request.stop_when_unheard_seconds is not None:
-            task.minder = self._spawn(self._hearing.mind(task, request.stop_when_unheard_seconds))
+            task.minder = self._spawn(self._silence.mind(task, request.stop_when_unheard_seconds))
         return task.info
 
     async def claim(self, task_id: str, *, run_id: str, fence: Fence, incarnation: int) -> TaskInfo:
@@ -387,7 +389,7 @@ class SimulatedNode:
     def _answer(self, fence: Fence | None = None) -> None:
         if not self._serving.is_set():
             raise ShimUnavailable("connection refused")
-        self._hearing.heard(fence)
+        self._silence.heard(fence)
 
     @staticmethod
     def _fresh(kind: str, chance: Random) -> str:

@@ -50,7 +50,7 @@ class Office(Protocol):
         """Whether the controller has acknowledged it."""
 
 
-async def insist(office: Office, ask: Ask) -> None:
+async def until_answered(office: Office, ask: Ask) -> None:
     while not await office.asked(ask):
         pass
 
@@ -150,7 +150,7 @@ class User:
         return any(run.name == name and run.status not in over for run in runs)
 
     async def _wish(self, wish: Report) -> None:
-        await insist(self._office, lambda pipeline: pipeline.report(wish))
+        await until_answered(self._office, lambda pipeline: pipeline.report(wish))
 
     # -- what they may wish -------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Admin:
 
     async def register_fleets(self) -> None:
         for fleet in self._office.fleets:
-            await insist(self._office, partial(_save_fleet, fleet))
+            await until_answered(self._office, partial(_save_fleet, fleet))
 
     async def register(self, node: SimulatedNode) -> None:
         office = self._office
@@ -241,7 +241,7 @@ class Admin:
                 pipeline.set_node(None, node_id)
             await pipeline.settled()
 
-        await insist(self._office, remove)
+        await until_answered(self._office, remove)
         if node_id not in self._office.database.nodes:
             node.wipe()
             node.generation += 1
@@ -249,7 +249,7 @@ class Admin:
 
     async def settle(self) -> None:
         """Each request is committed, also that of a user who has gone since."""
-        await insist(self._office, lambda pipeline: pipeline.settled())
+        await until_answered(self._office, lambda pipeline: pipeline.settled())
 
     async def remove_stale(self) -> None:
         """The nodes of a restored database whose machines were replaced since."""
@@ -261,7 +261,7 @@ class Admin:
                 report_gone(pipeline, node_id, "replaced", lambda _: True, removed=True)
                 await pipeline.save_node(None, node_id)
 
-            await insist(office, remove)
+            await until_answered(office, remove)
 
     async def cordon(self, node: SimulatedNode, seconds: float) -> None:
         await self.change(node, cordoned=True)
@@ -275,7 +275,7 @@ class Admin:
                 changed = msgspec.structs.replace(known, **changes)
                 await pipeline.save_node(changed, changed.id)
 
-        await insist(self._office, save)
+        await until_answered(self._office, save)
 
     def clear_unknown(self, node: SimulatedNode) -> None:
         """By hand, on the node itself: what the database does not know, or no longer."""

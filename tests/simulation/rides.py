@@ -128,11 +128,11 @@ class Rides:
         if self._work is None and self._waiting and self._dirty is None and not self.closing:
             self._work = self._spawn(self._run_all())
         until = self._clock.now() + request.wait
-        while not self._has_news(request) and (left := until - self._clock.now()) > 0:
+        while not self._has_changed(request) and (left := until - self._clock.now()) > 0:
             await self._rung(left)
         self._heard_at = self._clock.now()
         return BatchAnswer(
-            jobs=tuple(self._told(one, request) for one in self._there.values()),
+            jobs=tuple(self._carried(one, request) for one in self._there.values()),
             dirty=self._dirty,
         )
 
@@ -143,14 +143,14 @@ class Rides:
         if not ride.returned:
             self._waiting.append(ride)
 
-    def _has_news(self, request: BatchRequest) -> bool:
+    def _has_changed(self, request: BatchRequest) -> bool:
         return any(
             one.told != (one.began_at is not None, one.is_over)
             or one.end > request.offsets.get(one.attempt_id, 0)
             for one in self._there.values()
         )
 
-    def _told(self, one: Ride, request: BatchRequest) -> CarriedJob:
+    def _carried(self, one: Ride, request: BatchRequest) -> CarriedJob:
         one.told = (one.began_at is not None, one.is_over)
         offset = request.offsets.get(one.attempt_id, 0)
         fresh = [frame for frame in one.frames if frame.end > offset]

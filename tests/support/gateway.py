@@ -175,7 +175,7 @@ class GatewayMachine:
         servers = [row.split(",") for row in rows if row.split(",")[1].startswith(kind)]
         return sum(int(cells[place]) for cells in servers)
 
-    def has_door(self, proof: str) -> bool:
+    def admits(self, proof: str) -> bool:
         """Return whether the token with this SHA-256 passes the agent, at some service."""
         return f".{proof} " in self._ask_haproxy("show table doors")
 

@@ -217,7 +217,7 @@ class KillLab:
             self.found.kills += 1
             self.found.moments[f"{self._phase}, after {last.parent.name}"] += 1
 
-    async def _insist(self, act: Callable[[ShimClient], Awaitable[T]]) -> T:
+    async def _answered(self, act: Callable[[ShimClient], Awaitable[T]]) -> T:
         """The answer, whatever becomes of the shim meanwhile: what a controller does."""
         async with asyncio.timeout(_DEADLINE):
             while True:
@@ -277,7 +277,7 @@ class KillLab:
             wanted = await asyncio.to_thread(self._in_private, wanted)
         self.found.lives += 1
         await self._enter("put")
-        await self._insist(lambda c: c.put_task(task_id, wanted, fence=FENCE))
+        await self._answered(lambda c: c.put_task(task_id, wanted, fence=FENCE))
         await self._enter("setting up")
         running = await self._until(task_id, TaskStatus.RUNNING, wanted)
         await self._enter("running")
@@ -286,7 +286,9 @@ class KillLab:
             await self._begin_job(running)
         order = TerminateRequest(grace=_GRACE, reason="terminated_by_user")
         await self._enter("stopping")
-        await self._insist(lambda c: c.terminate(task_id, order, run_id=wanted.run_id, fence=FENCE))
+        await self._answered(
+            lambda c: c.terminate(task_id, order, run_id=wanted.run_id, fence=FENCE)
+        )
         ended = await self._until(task_id, TaskStatus.TERMINATED, wanted)
         await self._check_end(task_id, ended)
         await self._enter("removing")
@@ -312,19 +314,19 @@ class KillLab:
             await events.aclose()
             return info
 
-        info = await self._insist(look)
+        info = await self._answered(look)
         if info.status is not status:
             self._broken(f"{task_id} is lost: {info.status} {info.reason} {info.message}")
         return info
 
     async def _check_owner(self, number: int, wanted: TaskRequest) -> None:
-        held = await self._insist(lambda c: c.allocations())
+        held = await self._answered(lambda c: c.allocations())
         owners = Counter(gpu for allocation in held for gpu in allocation.gpus)
         if max(owners.values()) > 1 or wanted.resources.gpu.uuids[0] not in owners:
             self._broken(f"t{number}: owners of GPUs are {held}")
         rival = self.request(number + 2, device=False)
         try:
-            await self._insist(lambda c: c.put_task(f"rival{number}", rival, fence=FENCE))
+            await self._answered(lambda c: c.put_task(f"rival{number}", rival, fence=FENCE))
         except ShimError as error:
             if error.code == "no_capacity":
                 return
@@ -357,7 +359,7 @@ class KillLab:
                         await client.run()
                         return await _until_it_says(client, _SAID)
                     except RunnerUnavailable:
-                        await self._insist(lambda c: c.health())
+                        await self._answered(lambda c: c.health())
 
     async def _check_end(self, task_id: str, ended: TaskInfo) -> None:
         if self._real:
@@ -375,7 +377,7 @@ class KillLab:
         count = await asyncio.to_thread(self._starts_of, ended.container_id or "none")
         if count != 1:
             self._broken(f"{task_id}: its container was started {count} times")
-        if (said := await self._insist(partial(_log_of, task_id=task_id))) != _SAID:
+        if (said := await self._answered(partial(_log_of, task_id=task_id))) != _SAID:
             self._broken(f"{task_id}: its log is {said!r}")
         if '"exit_code":0' not in (ended.exit_record or ""):
             self._broken(f"{task_id}: its end is not kept\n{self._story_of(ended)}")
@@ -403,7 +405,7 @@ class KillLab:
 
     async def _gone(self, act: Callable[[ShimClient], Awaitable[None]]) -> None:
         try:
-            await self._insist(act)
+            await self._answered(act)
         except ShimError as error:
             if error.code != "not_found":
                 self._broken(f"not removed: {error.code} {error}")
@@ -419,14 +421,14 @@ class KillLab:
             for number in range(count)
         }
         for task_id, plain in many.items():
-            await self._insist(partial(_put, task_id=task_id, wanted=plain))
+            await self._answered(partial(_put, task_id=task_id, wanted=plain))
         before = [await self._until(one, TaskStatus.RUNNING, many[one]) for one in many]
         took = []
         for _ in range(tries):
             await asyncio.to_thread(self.shim.kill9)
             begin = time.perf_counter()
             await asyncio.to_thread(self.shim.start)
-            after = {info.id: info for info in await self._insist(lambda c: c.tasks())}
+            after = {info.id: info for info in await self._answered(lambda c: c.tasks())}
             took.append(time.perf_counter() - begin)
             for info in before:
                 if after[info.id].container_id != info.container_id:
@@ -434,9 +436,9 @@ class KillLab:
                 if after[info.id].status is not TaskStatus.RUNNING:
                     self._broken(f"{info.id} is {after[info.id].status} after the restart")
         for task_id, plain in many.items():
-            await self._insist(partial(_kill, task_id=task_id))
+            await self._answered(partial(_kill, task_id=task_id))
             await self._until(task_id, TaskStatus.TERMINATED, plain)
-            await self._insist(partial(_remove, task_id=task_id))
+            await self._answered(partial(_remove, task_id=task_id))
         return took
 
     def check_leaks(self) -> None:

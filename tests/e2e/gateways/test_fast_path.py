@@ -108,7 +108,7 @@ def test_a_token_that_was_let_in_passes_the_agent_and_others_do_not(
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         return gateway.get("closed", "/seen", headers=sent, context=context)[:2]
 
-    passed = partial(gateway.has_door, digest(key))
+    passed = partial(gateway.admits, digest(key))
     wait_until(lambda: ask(key)[0] == 200 and passed(), LONG, "an open door")
     gateway.agent.kill9()
     status, seen = ask(key)

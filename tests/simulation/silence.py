@@ -13,7 +13,7 @@ from shim.tasks.controller_silence import GRACE_SECONDS
 from tests.simulation.task import SimulatedTask
 
 
-class Hearing:
+class ControllerSilence:
     """`serving` is set while the shim works; `stopped` is told of each task that it stops."""
 
     def __init__(self, serving: asyncio.Event, stopped: Callable[[TaskInfo], None]) -> None:
