@@ -20,8 +20,8 @@ import pytest
 
 from tests.simulation import exploring
 
-FIXED_SEEDS = 24
-"""`./dev test` explores some 200 fresh ones besides."""
+FIXED_SEEDS = 12
+"""In each of two parts; `./dev test` plays both, and explores some 200 fresh ones besides."""
 FOUND_NARROW = (700475, 900125, 2000375, 5000092, 5000902)
 """Worlds in which a fault was found once, before jobs could ask for as much as they can now."""
 FOUND = (202, 784413626, 647714232, 126055956, 126056192, 126056451, 404522700)
@@ -35,7 +35,8 @@ ENGINE_SEEDS = 8
 SWEEP_SEEDS = 8
 WATCHED_SEEDS = 8
 MACHINE_SEEDS = 3
-CONTROLLER_SEEDS = 6
+CONTROLLER_SEEDS = 3
+"""In each of two parts."""
 IN_ONE_PROCESS = ("--workers=1",)
 """Another lane of `./dev check` has the other processor, and a process that begins takes as long as
 two worlds."""
@@ -43,8 +44,9 @@ PATIENCE_SECONDS = 900.0
 LONG = partial(pytest.param, marks=pytest.mark.long)
 
 
-def test_the_controller_keeps_its_promises_whatever_its_nodes_do() -> None:
-    done = _simulate("--start=0", f"--seeds={FIXED_SEEDS}", *IN_ONE_PROCESS)
+@pytest.mark.parametrize("start", [0, LONG(FIXED_SEEDS)])
+def test_the_controller_keeps_its_promises_whatever_its_nodes_do(start: int) -> None:
+    done = _simulate(f"--start={start}", f"--seeds={FIXED_SEEDS}", *IN_ONE_PROCESS)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -78,8 +80,10 @@ def test_no_machine_is_lost_doubled_or_too_dear_whatever_its_provider_does() -> 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_one_controller_of_three_decides_and_nothing_accepted_is_lost() -> None:
-    done = _simulate("--controllers", "--start=0", f"--seeds={CONTROLLER_SEEDS}", *IN_ONE_PROCESS)
+@pytest.mark.parametrize("start", [0, LONG(CONTROLLER_SEEDS)])
+def test_one_controller_of_three_decides_and_nothing_accepted_is_lost(start: int) -> None:
+    seeds = (f"--start={start}", f"--seeds={CONTROLLER_SEEDS}")
+    done = _simulate("--controllers", *seeds, *IN_ONE_PROCESS)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

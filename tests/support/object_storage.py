@@ -52,6 +52,17 @@ class ObjectStorage:
     def get(self, key: str) -> bytes:
         return bytes(obstore.get(open_bucket(_NAME, self.endpoint), key).bytes())
 
+    def empty(self) -> None:
+        """Forget all objects; start it if it was left away."""
+        reset = urllib.request.Request(f"{self.endpoint}/moto-api/reset", method="POST")
+        try:
+            with urllib.request.urlopen(reset, timeout=LONG):
+                pass
+        except OSError:
+            self._daemon.kill9()
+            self._daemon.spawn()
+        self._daemon.wait_ready(self._has_bucket)
+
     def away(self) -> None:
         self._daemon.kill9()
 
@@ -67,11 +78,17 @@ class ObjectStorage:
 
 
 @contextmanager
-def object_storage(folder: Path, host: str = "127.0.0.1") -> Iterator[ObjectStorage]:
-    """Start one at this address; the environment of this process gets its keys."""
+def keys_in_environment() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in KEYS.items():
             patch.setenv(name, value)
+        yield
+
+
+@contextmanager
+def object_storage(folder: Path, host: str = "127.0.0.1") -> Iterator[ObjectStorage]:
+    """Start one at this address; the environment of this process gets its keys."""
+    with keys_in_environment():
         storage = ObjectStorage(folder, host)
         yield storage
         storage.away()

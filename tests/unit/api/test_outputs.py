@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from fairlead.model.statuses import AttemptStatus
 from fairlead.wire.shim import PullProgress
 from fairlead.wire.sizes import OutputsAbout
 from tests.support.attempts import attempt_with
-from tests.support.object_storage import ObjectStorage, object_storage
+from tests.support.object_storage import ObjectStorage
 from tests.unit.api.asking import error_of, submit
 from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import PlayedNode
@@ -134,13 +134,6 @@ async def test_outputs_of_a_job_that_is_not_there_are_refused_by_its_name(
     async with api.get("/v1/runs/hello/outputs", params=query) as answer:
         status, code, _ = await error_of(answer)
     assert (status, code) == (404, "not_found")
-
-
-@pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
-    with object_storage(tmp_path_factory.mktemp("storage")) as started:
-        bucket.check(started.bucket)  # obstore's own threads stay for the process
-        yield started
 
 
 async def test_outputs_in_a_bucket_are_listed_and_downloaded_as_others(

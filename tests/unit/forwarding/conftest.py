@@ -1,21 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from controller.forwarding import leader_feed
-from controller.outputs import bucket
-from tests.support.object_storage import ObjectStorage, object_storage
 from tests.unit.forwarding.watching import WatchBed, opened_watch_bed
-
-
-@pytest.fixture(scope="package")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
-    with object_storage(tmp_path_factory.mktemp("storage")) as started:
-        bucket.check(started.bucket)  # obstore's own threads stay for the process
-        yield started
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
@@ -18,19 +18,12 @@ from controller.outputs.bucket import Bucket, BucketError, BucketObject
 from controller.outputs.store import OutputStore, StoredOutputs, WaitingOutputs
 from controller.outputs.uploads import OutputUploads
 from fairlead.wire.bucket_urls import BucketUrlInvalid
-from tests.support.object_storage import KEYS, ObjectStorage, object_storage
+from tests.support.object_storage import KEYS, ObjectStorage
 from tests.support.waiting import eventually
 from tests.unit.pipelines.test_output_collecting import a_tar, about
 
 LARGE, SMALL = a_tar(model=os.urandom(300_000)), a_tar(loss=b"0.25")
 ABOVE = 100_000
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
-    with object_storage(tmp_path_factory.mktemp("storage")) as storage:
-        bucket.check(storage.bucket)  # obstore's own threads stay for the process
-        yield storage
 
 
 @pytest.fixture
@@ -59,17 +52,17 @@ def make_older(archive: Path) -> None:
 
 
 async def test_only_what_is_large_moves_and_reads_the_same(
-    outputs: OutputStore, server: ObjectStorage
+    outputs: OutputStore, storage: ObjectStorage
 ) -> None:
     before = await keep(outputs, "large", LARGE)
     await keep(outputs, "small", SMALL)
-    await uploads(outputs, server).move_all()
+    await uploads(outputs, storage).move_all()
     moved, small = await outputs.find("large"), await outputs.find("small")
     assert moved is not None
     assert moved.place is not None
     assert moved.files == before.files
     assert str(moved.place) == "s3://outputs/kept/here/large/outputs.tar"
-    assert server.objects() == ["kept/here/large/outputs.tar"]
+    assert storage.objects() == ["kept/here/large/outputs.tar"]
     assert small is not None
     assert small.place is None
     read = b"".join([piece async for piece in outputs.read(moved.place, 10, len(LARGE))])
@@ -78,10 +71,10 @@ async def test_only_what_is_large_moves_and_reads_the_same(
 
 
 async def test_the_copy_here_goes_once_nobody_can_be_about_to_open_it(
-    outputs: OutputStore, server: ObjectStorage
+    outputs: OutputStore, storage: ObjectStorage
 ) -> None:
     await keep(outputs, "read", LARGE)
-    moving = uploads(outputs, server)
+    moving = uploads(outputs, storage)
     await moving.move_all()
     archive = outputs.archive("read")
     await moving.move_all()
@@ -95,64 +88,64 @@ async def test_the_copy_here_goes_once_nobody_can_be_about_to_open_it(
 
 
 async def test_a_bucket_that_is_away_keeps_outputs_here_until_it_is_back(
-    outputs: OutputStore, server: ObjectStorage, caplog: pytest.LogCaptureFixture
+    outputs: OutputStore, storage: ObjectStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    server.away()
-    moving = uploads(outputs, server)
+    storage.away()
+    moving = uploads(outputs, storage)
     await keep(outputs, "waits", LARGE)
     running = asyncio.create_task(moving.run())
     await eventually(lambda: "outputs wait on this disk" in caplog.text)
     assert outputs.waiting == WaitingOutputs(count=1, size=len(LARGE))
     assert outputs.archive("waits").read_bytes() == LARGE
     assert KEYS["AWS_SECRET_ACCESS_KEY"] not in caplog.text
-    server.back()
+    storage.back()
     await keep(outputs, "comes", LARGE)
     await eventually(lambda: outputs.waiting == WaitingOutputs())
     running.cancel()
-    assert {"kept/here/waits/outputs.tar", "kept/here/comes/outputs.tar"} <= set(server.objects())
+    assert {"kept/here/waits/outputs.tar", "kept/here/comes/outputs.tar"} <= set(storage.objects())
 
 
 async def test_a_controller_that_ends_before_it_noted_the_move_moves_again(
-    outputs: OutputStore, server: ObjectStorage
+    outputs: OutputStore, storage: ObjectStorage
 ) -> None:
     stored = await keep(outputs, "twice", LARGE)
-    place = server.bucket.object("twice/outputs.tar")
+    place = storage.bucket.object("twice/outputs.tar")
     await bucket.upload(outputs.archive("twice"), stored.length, place)
-    await uploads(outputs, server).move_all()
+    await uploads(outputs, storage).move_all()
     moved = await outputs.find("twice")
     assert moved is not None
     assert moved.place == place
 
 
 async def test_expired_outputs_leave_the_bucket_and_later_when_it_is_away(
-    outputs: OutputStore, server: ObjectStorage
+    outputs: OutputStore, storage: ObjectStorage
 ) -> None:
     await keep(outputs, "expired", LARGE)
-    await uploads(outputs, server).move_all()
-    server.away()
+    await uploads(outputs, storage).move_all()
+    storage.away()
     assert await outputs.sweep((), float("inf")) == 0
     stored = await outputs.find("expired")
     assert stored is not None
     assert stored.place is not None
-    server.back()
+    storage.back()
     await bucket.upload(outputs.archive("expired"), stored.length, stored.place)
     assert await outputs.sweep((), float("inf")) == 1
-    assert "kept/here/expired/outputs.tar" not in server.objects()
+    assert "kept/here/expired/outputs.tar" not in storage.objects()
     assert await outputs.find("expired") is None
 
 
 async def test_an_object_that_another_program_removed_is_said_to_be_missing(
-    outputs: OutputStore, server: ObjectStorage
+    outputs: OutputStore, storage: ObjectStorage
 ) -> None:
-    place = server.bucket.object("never/outputs.tar")
+    place = storage.bucket.object("never/outputs.tar")
     with pytest.raises(BucketError, match=r"never/outputs\.tar"):
         await anext(outputs.read(place, 0, 10))
 
 
-def test_a_bucket_that_is_not_there_is_named(server: ObjectStorage) -> None:
+def test_a_bucket_that_is_not_there_is_named(storage: ObjectStorage) -> None:
     with pytest.raises(BucketError, match="s3://nothing-here"):
-        bucket.check(Bucket.parse("s3://nothing-here", server.endpoint))
+        bucket.check(Bucket.parse("s3://nothing-here", storage.endpoint))
 
 
 def test_a_url_of_a_bucket_has_a_name_and_maybe_a_prefix() -> None:
@@ -182,7 +175,7 @@ def test_what_is_no_bucket_or_endpoint_is_refused(url: str, endpoint: str | None
 
 
 async def test_an_output_that_is_refused_holds_up_no_other(
-    outputs: OutputStore, server: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+    outputs: OutputStore, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upload = bucket.upload
 
@@ -195,20 +188,20 @@ async def test_an_output_that_is_refused_holds_up_no_other(
     await keep(outputs, "first", LARGE)
     await keep(outputs, "second", LARGE)
     with pytest.raises(BucketError, match="too large"):
-        await uploads(outputs, server).move_all()
+        await uploads(outputs, storage).move_all()
     assert outputs.waiting == WaitingOutputs(count=1, size=len(LARGE))
-    assert "kept/here/second/outputs.tar" in server.objects()
+    assert "kept/here/second/outputs.tar" in storage.objects()
 
 
 async def test_a_sweep_asks_a_bucket_that_is_away_once_and_removes_the_rest(
     outputs: OutputStore,
-    server: ObjectStorage,
+    storage: ObjectStorage,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for name in ("aa", "bb"):
         await keep(outputs, name, LARGE)
-    await uploads(outputs, server).move_all()
+    await uploads(outputs, storage).move_all()
     await keep(outputs, "here", SMALL)
     asked = []
 
@@ -244,7 +237,7 @@ async def test_a_controller_that_stops_ends_an_upload_to_a_storage_that_never_an
 
 
 async def test_an_upload_that_was_never_noted_leaves_the_bucket_when_it_expires(
-    outputs: OutputStore, server: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+    outputs: OutputStore, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await keep(outputs, "unnoted", LARGE)
     upload = bucket.upload
@@ -255,32 +248,32 @@ async def test_an_upload_that_was_never_noted_leaves_the_bucket_when_it_expires(
 
     monkeypatch.setattr(bucket, "upload", ends_after)
     with pytest.raises(asyncio.CancelledError):
-        await uploads(outputs, server).move_all()
-    assert "kept/here/unnoted/outputs.tar" in server.objects()
+        await uploads(outputs, storage).move_all()
+    assert "kept/here/unnoted/outputs.tar" in storage.objects()
     assert await outputs.sweep((), float("inf")) == 1
-    assert "kept/here/unnoted/outputs.tar" not in server.objects()
+    assert "kept/here/unnoted/outputs.tar" not in storage.objects()
 
 
 async def test_what_expires_while_its_bucket_is_gone_frees_this_disk(
-    outputs: OutputStore, server: ObjectStorage
+    outputs: OutputStore, storage: ObjectStorage
 ) -> None:
     await keep(outputs, "freed", LARGE)
-    server.away()
+    storage.away()
     with pytest.raises(BucketError):
-        await outputs.move("freed", server.bucket.object("freed/outputs.tar"))
+        await outputs.move("freed", storage.bucket.object("freed/outputs.tar"))
     assert await outputs.sweep((), float("inf")) == 0
     assert not outputs.archive("freed").exists()
-    server.back()
+    storage.back()
     assert await outputs.sweep((), float("inf")) == 1
 
 
 async def test_outputs_expire_by_the_time_when_they_came_not_when_they_moved(
-    outputs: OutputStore, server: ObjectStorage
+    outputs: OutputStore, storage: ObjectStorage
 ) -> None:
     await keep(outputs, "aged", LARGE)
     archive, before = outputs.archive("aged"), time.time() - 3600
     os.utime(archive.parent, (before, before))
-    moving = uploads(outputs, server)
+    moving = uploads(outputs, storage)
     await moving.move_all()
     make_older(archive)
     await moving.move_all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,16 @@ import pytest
 
 from fairlead.wire.runner import BucketFolder, BucketMode, ExitRecord
 from runner.job.buckets import BucketCopier
-from tests.support.object_storage import KEYS, ObjectStorage, object_storage
+from tests.support.object_storage import KEYS, ObjectStorage
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import a_job, a_runner, exit_of, followed, payload, run_job
 
 
 @pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
-    with object_storage(tmp_path_factory.mktemp("storage")) as started:
-        for key in ("train/a.txt", "train/deep/b.txt", "training/other.txt"):
-            started.put(key, key.encode())
-        yield started
+def storage(storage: ObjectStorage) -> ObjectStorage:
+    for key in ("train/a.txt", "train/deep/b.txt", "training/other.txt"):
+        storage.put(key, key.encode())
+    return storage
 
 
 def folder(storage: ObjectStorage, path: Path, **fields: Any) -> BucketFolder:
