@@ -10,8 +10,8 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from tests.doubles.google_apis import GoogleFailure, Method, WrongRequest, refused
+from tests.doubles.serving import served
 
 TOKEN = "canary-of-google"
 PROJECT = "fairlead-tests"
@@ -357,16 +358,6 @@ def _decoded(part: str) -> bytes:
     return base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
 
 
-@asynccontextmanager
-async def gcp() -> AsyncIterator[GcpDouble]:
+def gcp() -> AbstractAsyncContextManager[GcpDouble]:
     """Serve an empty project in this event loop."""
-    double = GcpDouble()
-    runner = web.AppRunner(double.app())
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    double.url = f"http://{host}:{port}"
-    try:
-        yield double
-    finally:
-        await runner.cleanup()
+    return served(GcpDouble())

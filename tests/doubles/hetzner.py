@@ -4,13 +4,14 @@ selectors, pages, unique names, refusals by code, a machine that takes a moment 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from aiohttp import web
+
+from tests.doubles.serving import served
 
 TOKEN = "canary-of-hetzner"
 IMAGE = 4711
@@ -171,16 +172,6 @@ def _error(failure: HetznerFailure) -> web.Response:
     return web.json_response(content, status=failure.status)
 
 
-@asynccontextmanager
-async def hetzner() -> AsyncIterator[HetznerDouble]:
+def hetzner() -> AbstractAsyncContextManager[HetznerDouble]:
     """Serve an empty project in this event loop."""
-    double = HetznerDouble()
-    runner = web.AppRunner(double.app())
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    double.url = f"http://{host}:{port}"
-    try:
-        yield double
-    finally:
-        await runner.cleanup()
+    return served(HetznerDouble())

@@ -4,12 +4,13 @@ that takes a moment to boot and to end."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 from aiohttp import web
+
+from tests.doubles.serving import served
 
 KEY = "canary-of-lambda"
 _TYPES: tuple[tuple[str, str, int, int, int, int, int, list[str]], ...] = (
@@ -154,16 +155,5 @@ def _error(failure: LambdaFailure) -> web.Response:
     return web.json_response(content, status=failure.status, headers=failure.headers)
 
 
-@asynccontextmanager
-async def lambda_cloud() -> AsyncIterator[LambdaDouble]:
-    double = LambdaDouble()
-    runner = web.AppRunner(double.app())
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    double.url = f"http://{host}:{port}"
-    try:
-        yield double
-    finally:
-        await runner.cleanup()
+def lambda_cloud() -> AbstractAsyncContextManager[LambdaDouble]:
+    return served(LambdaDouble())

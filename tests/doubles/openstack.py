@@ -4,14 +4,15 @@ unique, a server that takes a moment to build and to end, or cannot be built at 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
 import msgspec
 from aiohttp import web
+
+from tests.doubles.serving import served
 
 CREDENTIAL, SECRET, REGION, IMAGE = "credential-1", "canary-of-openstack", "north", "image-1"
 _TOKEN = "canary-of-a-token"
@@ -177,16 +178,5 @@ def _error(failure: NovaFailure) -> web.Response:
     return web.json_response(content, status=failure.status)
 
 
-@asynccontextmanager
-async def openstack() -> AsyncIterator[OpenStackDouble]:
-    double = OpenStackDouble()
-    runner = web.AppRunner(double.app())
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    double.url = f"http://{host}:{port}"
-    try:
-        yield double
-    finally:
-        await runner.cleanup()
+def openstack() -> AbstractAsyncContextManager[OpenStackDouble]:
+    return served(OpenStackDouble())

@@ -6,13 +6,12 @@ import json
 import os
 import shutil
 import signal
-import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from tests.support.daemons import Daemon, DaemonFailed, end_processes_that_mention, inside, run
+from tests.support.engine_daemons import answers, unmount_all_below
 from tests.support.waiting import wait_until
 
 
@@ -61,7 +60,7 @@ class DockerDaemon:
         for file in (*self._pid_files, self.socket):
             file.unlink(missing_ok=True)
         self._daemon.spawn()
-        self._daemon.wait_ready(self._answers)
+        self._daemon.wait_ready(partial(answers, self.socket))
         if images_in_containerd():
             store = self.docker("info", "--format", "{{.DriverStatus}}")
             assert "io.containerd.snapshotter" in store, f"images are not in containerd: {store}"
@@ -129,21 +128,7 @@ class DockerDaemon:
         self.remove_containers()
         self._daemon.stop()
         end_processes_that_mention(f"{self._folder}/")
-        for mount in reversed(self._mounts()):
-            run(["umount", "--lazy", mount])
-
-    def _mounts(self) -> list[str]:
-        """A killed dockerd leaves its mounts behind, in the order in which they were made."""
-        points = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-        return [point for point in points if point.startswith(f"{self._folder}/")]
-
-    def _answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
-            client.settimeout(10)
-            client.connect(str(self.socket))
-            client.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
-            return b"200" in client.recv(64)
-        return False
+        unmount_all_below(self._folder)
 
     def _config(self) -> dict[str, object]:
         return {

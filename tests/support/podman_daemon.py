@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import socket
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from tests.support.daemons import Daemon, end_processes_that_mention, inside, run
+from tests.support.engine_daemons import answers, unmount_all_below
 from tests.support.waiting import wait_until
 
 # Limits: podman as root raises them, and fails where it has no CAP_SYS_RESOURCE, as in a container.
@@ -78,7 +78,7 @@ class PodmanDaemon:
     def start(self) -> None:
         self.socket.unlink(missing_ok=True)
         self._daemon.spawn()
-        self._daemon.wait_ready(self._answers)
+        self._daemon.wait_ready(partial(answers, self.socket))
 
     def kill9(self) -> None:
         self._daemon.kill9()
@@ -107,8 +107,7 @@ class PodmanDaemon:
         self.remove_containers()
         self._daemon.stop()
         end_processes_that_mention(f"{self._folder}/")
-        for mount in reversed(self._mounts()):
-            run(["umount", "--lazy", mount])
+        unmount_all_below(self._folder)
 
     def _podman(self, *args: str | Path) -> list[str | Path]:
         return ["podman", *args]
@@ -119,15 +118,3 @@ class PodmanDaemon:
             with suppress(AssertionError):
                 self.podman("network", "rm", network)
         return network not in self.networks()
-
-    def _mounts(self) -> list[str]:
-        points = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-        return [point for point in points if point.startswith(f"{self._folder}/")]
-
-    def _answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
-            client.settimeout(10)
-            client.connect(str(self.socket))
-            client.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
-            return b"200" in client.recv(64)
-        return False
