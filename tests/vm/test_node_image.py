@@ -55,6 +55,34 @@ def test_a_job_goes_on_while_the_engine_and_the_shim_are_restarted(
     assert len(jobs.attempts("long")) == 1
 
 
+def test_each_job_of_a_used_container_has_a_leaf_in_the_scope_that_systemd_made(
+    node: VirtualMachine, jobs: Jobs
+) -> None:
+    """With cgroups of version 2 alone: a daemon is found, a kill for memory is its job's."""
+    assert node.run("stat", "-fc", "%T", "/sys/fs/cgroup") == "cgroup2fs\n"
+    assert node.run("docker", "info", "-f", "{{.CgroupDriver}}") == "systemd\n"
+    daemon = "(setsid sh -c '(setsid sleep 600 > /dev/null 2>&1 &)' &)"
+    jobs.start(
+        "tiny",
+        "grep -o 'fairlead-[0-9a-f]*-[0-9]*$' /proc/self/cgroup",
+        f'if [ "$FAIRLEAD_PARAM_SEED" = 3 ]; then {daemon}; fi',
+        'if [ "$FAIRLEAD_PARAM_SEED" = 5 ]; then cat /dev/zero | tail -c 1000000000; fi',
+        sweep={"matrix": {"seed": "0..7"}, "max_parallel": 1, "reuse_container": True},
+    )
+    jobs.wait_for("tiny", "failed")
+    found = jobs.inspect("tiny")["jobs"]
+    lasts = {job["replica"]: job["attempts"][-1]["termination_reason"] for job in found}
+    assert lasts == dict.fromkeys(range(8), "done_by_runner") | {5: "out_of_memory"}
+    lines = jobs.log("tiny").splitlines()
+    leaves = [line.rpartition(" ")[2] for line in lines if "fairlead-" in line]
+    assert len(leaves) == len(set(leaves)) == 8
+    tasks = [leaf.rpartition("-")[0] for leaf in leaves]
+    assert len(set(tasks[:4])) == 1, "no job before the daemon left anything"
+    assert len(set(tasks)) == 3, "a new container follows the daemon, and the kill"
+    left = ("-type", "d", "-regex", ".*/fairlead-[0-9a-f]+-[0-9]+")
+    assert node.run("find", "/sys/fs/cgroup", *left) == ""
+
+
 def test_a_reboot_ends_what_ran_and_the_job_is_tried_again(
     node: VirtualMachine, controller: ControllerProcess, jobs: Jobs, figures: Figures
 ) -> None:
