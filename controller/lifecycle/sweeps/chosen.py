@@ -105,11 +105,10 @@ def retry(draft: Draft, request: SetsRetried) -> None:
     )
     for before, now in request.instead:
         draft.change_run(after=tuple(now if one == before else one for one in draft.run.after))
-    waits = (f"run {one.name} ({one.run_id})" for _, one in request.instead)
-    message = "; they wait for ".join(
-        (f"{len(never | again)} sets retried by {request.by}", *waits)
-    )
-    _note(draft, request, "retried", message)
+    count = len(never | again)
+    about = f"{count} set{'' if count == 1 else 's'} retried by {request.by}"
+    runs = " and ".join(f"run {one.name} ({one.run_id})" for _, one in request.instead)
+    _note(draft, request, "retried", f"{about}, after {runs}" if runs else about)
 
 
 def _can_replace(draft: Draft, request: SetsRetried) -> bool:

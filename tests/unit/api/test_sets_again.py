@@ -334,7 +334,7 @@ async def test_a_set_of_a_live_sweep_waits_for_the_new_run_in_which_its_predeces
     assert await waits(api, made) == [(1, "done"), (2, "done"), (3, "done")]
     async with api.get("/v1/events", params={"run": made["id"]}) as answer:
         messages = [one["message"] for one in (await answer.json())["events"]]
-    assert f"1 sets retried by admin; they wait for run first ({new['id']})" in messages
+    assert f"1 set retried by admin, after run first ({new['id']})" in messages
 
 
 async def test_a_live_sweep_sees_that_the_new_run_has_ended_already(
