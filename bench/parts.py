@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -30,6 +31,11 @@ NETWORK = "bench"
 """`docker run` gets an existing bridge; each of our runs makes and removes its own."""
 _TIDYING_SECONDS = 0.4
 PROGRAMS = Path(sys.executable).parent
+
+
+def unwind_on_sigterm() -> None:
+    """Have SIGTERM, as of timeout(1), end what was started and remove it, as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """What a sweep costs: 10,000 parameter sets accepted, and 1,000 jobs of `true` run to their end.
 
 `./dev bench sweeps` needs neither root nor Docker: it starts a controller and a shim with the
-process engine, as `./dev demo` does. For comparison it runs the same commands in a bare worker,
+process engine. For comparison it runs the same commands in a bare worker,
 which keeps the output of each in a file and nothing else, and in Slurm where that is installed
 (`bench.slurm`).
 """
@@ -12,6 +12,7 @@ import argparse
 import os
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,10 +20,11 @@ import msgspec
 import psutil
 
 from bench import slurm
+from bench.parts import unwind_on_sigterm
 from bench.report import machine
-from examples import demo
 from fairlead import Client, Run
 from fairlead.model.sweep import Value
+from tests.support.processes import ControllerProcess, ShimProcess
 
 TASK = {
     "type": "task",
@@ -59,12 +61,10 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Programs:
-    """The controller and the node's programs, which `demo.started` started in this folder."""
+    """The controller and the node's programs."""
 
-    def __init__(self, folder: str) -> None:
-        ours = psutil.Process().children()
-        self.controller = _with_argument(f"{folder}/controller", ours)
-        self._shim = _with_argument(f"{folder}/node", ours)
+    def __init__(self, controller: int, shim: int) -> None:
+        self.controller, self._shim = psutil.Process(controller), psutil.Process(shim)
         self._fork_server = _with_argument("entrypoint.fork_server", self._shim.children())
 
     def cpu(self) -> dict[str, float]:
@@ -177,17 +177,18 @@ def _print_ran(ran: Ran, how: str) -> None:
 
 def main() -> None:
     given = _parser().parse_args()
+    unwind_on_sigterm()
     print(machine(), flush=True)
-    demo.START_SECONDS = 300.0
-    engine = demo.Engine("process", None, "for the bench")
-    with (
-        tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder,
-        demo.started(engine, Path(folder)) as (socket, env),
-    ):
-        demo.fairlead("node", "add", "here", "--local", str(socket), env=env)
-        token = Path(env["FAIRLEAD_TOKEN_FILE"]).read_text().strip()
-        programs = Programs(folder)
-        with Client(env["FAIRLEAD_URL"], token) as client:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fairlead-bench-")))
+        shim, controller = ShimProcess(folder / "n", "process"), ControllerProcess(folder / "c")
+        for daemon in (shim, controller):
+            # Also the jobs and their cgroups, if the bench is interrupted.
+            stack.callback(daemon.close)
+            daemon.start()
+        controller.cli("node", "add", "here", "--local", shim.socket).succeeded()
+        programs = Programs(controller.pid, shim.pid)
+        with Client(controller.url, controller.token) as client:
             first = accept(client, programs.controller, given.sets)
             print(
                 f"| {first.sets:,} sets accepted | {first.seconds:.2f} s | "

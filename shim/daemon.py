@@ -234,7 +234,8 @@ class Daemon:
         known = [task.info.id for task in found.tasks]
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(executor, remove_strays, settings.sockets_folder, known)
-        await loop.run_in_executor(executor, leaves.remove_strays, settings, KernelTree(), known)
+        notes = settings.leaves_folder
+        await loop.run_in_executor(executor, leaves.remove_strays, notes, KernelTree(), known)
         images = await _images(settings, engine, executor)
         watch = await _watch(settings, gpus, found.tasks, executor)
         infos = watch.infos()

@@ -62,7 +62,8 @@ class Predecessor(msgspec.Struct, frozen=True, kw_only=True):
     begin: a job of the predecessor that is scaled down later takes it back for none of them. In a
     sweep: the sets that have waited for it in an earlier run."""
     lost_for: Ranges = ()
-    """Those for which it can no longer come true."""
+    """Those for which it can no longer come true. In a sweep: the sets that an earlier run has lost
+    and that are not in this one."""
     counterparts: Pieces = ()
     """For `job: same` between sweeps: which set there each set waits for. (): the one with its own
     number."""

@@ -20,6 +20,12 @@ def numbers_in(ranges: Iterable[tuple[int, int]]) -> Iterator[int]:
         yield from range(first, last + 1)
 
 
+def written(ranges: Iterable[tuple[int, int]]) -> str:
+    """Return the numbers as users write them: `3,7-9`."""
+    pairs = (f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)
+    return ",".join(pairs)
+
+
 def size(ranges: Ranges) -> int:
     return sum(last - first + 1 for first, last in ranges)
 

@@ -9,6 +9,7 @@ import msgspec
 
 from controller.lifecycle.model import Allocation, CollectedOutputs, Deployment, JobSpec
 from controller.lifecycle.pending_reasons import PendingReason
+from controller.lifecycle.predecessors import Predecessor
 from controller.lifecycle.renting_reasons import MachineReason
 from fairlead.model.job_links import JobLink
 from fairlead.model.reasons import Reason
@@ -163,10 +164,15 @@ class SetsStopped(_Report, frozen=True, kw_only=True):
 
 
 class SetsRetried(_Report, frozen=True, kw_only=True):
-    """A user asks for chosen sets of a sweep again, given as ranges (first, last)."""
+    """A user asks for chosen sets of a sweep again, given as ranges (first, last).
+
+    `instead`: of the runs that come first, some that have ended, each with the one that comes in
+    its place. If they are no longer these, or nothing is known of such a run, nothing changes.
+    """
 
     sets: tuple[tuple[int, int], ...]
     by: str
+    instead: tuple[tuple[Predecessor, Predecessor], ...] = ()
 
 
 class StartAgainRequested(_AttemptReport, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from controller.lifecycle.model import RunState
 from controller.lifecycle.predecessors import PredecessorFacts
+from controller.lifecycle.reports import Report, SetsRetried
 from controller.lifecycle.runs.dependencies import facts, open_ids
 
 FindRun = Callable[[str], RunState | None]
@@ -57,10 +58,29 @@ class Dependents:
         return tuple(self._waiting.get(run_id, ()))
 
 
-def facts_for(state: RunState, find: FindRun) -> dict[str, PredecessorFacts]:
-    """Return what is known of the runs that this one waits for; `find`: as they are now."""
-    found = ((run_id, find(run_id)) for run_id in open_ids(state.run))
+def facts_for(
+    state: RunState, reports: Iterable[Report], find: FindRun
+) -> dict[str, PredecessorFacts]:
+    """Return what is known of the runs that this one waits for, or will after these reports;
+    `find`: as they are now. Of one that itself waits for this run nothing is told."""
+    retried = (report.instead for report in reports if isinstance(report, SetsRetried))
+    wanted = (now.run_id for several in retried for _, now in several)
+    new = (one for one in wanted if not waits_for(one, state.run.id, find))
+    found = ((run_id, find(run_id)) for run_id in (*open_ids(state.run), *new))
     return {run_id: facts(one) for run_id, one in found if one is not None}
+
+
+def waits_for(run_id: str, other: str, find: FindRun) -> bool:
+    """Return whether the run waits for the other one, itself or through others."""
+    todo, seen = [run_id], set[str]()
+    while todo:
+        at = todo.pop()
+        if at == other:
+            return True
+        state = None if at in seen else find(at)
+        seen.add(at)
+        todo.extend(() if state is None else open_ids(state.run))
+    return False
 
 
 def unknown_predecessors(

@@ -107,7 +107,7 @@ class TurnInProgress:
                 self._now,
                 self._chance.new_id,
                 self._chance.jitter,
-                self._context(state),
+                self._context(state, reports),
             )
         except Exception:
             # A fault in one run's decision must not stop all others: that run stays as it is, and
@@ -119,11 +119,11 @@ class TurnInProgress:
         self.events.extend(decision.events)
         self.deadlines[run_id] = decision.wake_at
 
-    def _context(self, state: RunState) -> DecisionContext:
+    def _context(self, state: RunState, reports: Sequence[Report]) -> DecisionContext:
         context = self._contexts.of(state, self._now, self._scheduler.nominated(state))
         if not state.run.after:
             return context
-        return replace(context, predecessors=facts_for(state, self._find))
+        return replace(context, predecessors=facts_for(state, reports, self._find))
 
     def _find(self, run_id: str) -> RunState | None:
         return self.states.get(run_id) or self._runs.get(run_id)

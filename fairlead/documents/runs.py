@@ -159,6 +159,13 @@ class RunView(View, frozen=True):
     not ended, and the run itself those of all sets that have begun."""
 
 
+class RetriedView(RunView, frozen=True):
+    """The run that has the retried parameter sets. `left_out`: why other chosen sets stay as they
+    are, as sentences: what they wait for must be retried first."""
+
+    left_out: tuple[str, ...] = ()
+
+
 class RunSummary(View, frozen=True):
     """One line of `ps`. `jobs` counts those that were not scaled down; `links`: the first ones that
     its jobs printed, of their runs in wandb or MLflow."""

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from common.processes import reaper
+from shim.node.cgroups import KernelTree
+from shim.tasks.steps import leaves
 from shim.wires.rules import Names
 from tests.support.daemons import (
     Daemon,
@@ -134,6 +136,7 @@ class ShimProcess:
                 os.kill(pid, reaper.END_ALL)
         wait_until(lambda: not self._reapers(), what="tasks to end")
         end_processes_that_mention(f"{self._folder}/")
+        leaves.remove_strays(self.data / "leaves", KernelTree(), ())
         for record in (self.data / "records" / "node").glob("*"):
             for install_id in re.findall(r'"install_id":"([0-9a-f]{32})"', record.read_text()):
                 for memory in Path("/dev/shm").glob(f"fairlead-{install_id}-*"):

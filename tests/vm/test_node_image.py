@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.support.processes import ControllerProcess
 from tests.support.waiting import wait_until
@@ -53,6 +56,54 @@ def test_a_job_goes_on_while_the_engine_and_the_shim_are_restarted(
     jobs.wait_for("long", "done")
     assert "ended" in jobs.log("long")
     assert len(jobs.attempts("long")) == 1
+
+
+@pytest.fixture(params=["cgroupfs", "systemd"])
+def cgroup_driver(
+    request: pytest.FixtureRequest, node: VirtualMachine, controller: ControllerProcess
+) -> Iterator[str]:
+    """The image's own, and that of an engine that its operator has installed."""
+    driver: str = request.param
+    if driver == "systemd":
+        _use_driver(node, controller, "cgroupfs", driver)
+    yield driver
+    if driver == "systemd":
+        _use_driver(node, controller, driver, "cgroupfs")
+
+
+def _use_driver(node: VirtualMachine, controller: ControllerProcess, old: str, new: str) -> None:
+    node.run("sed", "-i", f"s/cgroupdriver={old}/cgroupdriver={new}/", "/etc/docker/daemon.json")
+    node.run("systemctl", "restart", "docker.service", "fairlead-shim.service")
+    wait_until_ready(controller, node.name)
+
+
+def test_each_job_of_a_used_container_has_a_leaf_where_systemd_owns_the_cgroups(
+    cgroup_driver: str, node: VirtualMachine, jobs: Jobs
+) -> None:
+    """With cgroups of version 2 alone: a daemon is found, a kill for memory is its job's."""
+    assert node.run("stat", "-fc", "%T", "/sys/fs/cgroup") == "cgroup2fs\n"
+    assert node.run("docker", "info", "-f", "{{.CgroupDriver}}") == f"{cgroup_driver}\n"
+    name = f"tiny-{cgroup_driver}"
+    daemon = "(setsid sh -c '(setsid sleep 600 > /dev/null 2>&1 &)' &)"
+    jobs.start(
+        name,
+        "grep -o 'fairlead-[0-9a-f]*-[0-9]*$' /proc/self/cgroup",
+        f'if [ "$FAIRLEAD_PARAM_SEED" = 3 ]; then {daemon}; fi',
+        'if [ "$FAIRLEAD_PARAM_SEED" = 5 ]; then cat /dev/zero | tail -c 1000000000; fi',
+        sweep={"matrix": {"seed": "0..7"}, "max_parallel": 1, "reuse_container": True},
+    )
+    jobs.wait_for(name, "failed")
+    found = jobs.inspect(name)["jobs"]
+    lasts = {job["replica"]: job["attempts"][-1]["termination_reason"] for job in found}
+    assert lasts == dict.fromkeys(range(8), "done_by_runner") | {5: "out_of_memory"}
+    lines = jobs.log(name).splitlines()
+    leaves = [line.rpartition(" ")[2] for line in lines if "fairlead-" in line]
+    assert len(leaves) == len(set(leaves)) == 8
+    tasks = [leaf.rpartition("-")[0] for leaf in leaves]
+    assert len(set(tasks[:4])) == 1, "no job before the daemon left anything"
+    assert len(set(tasks)) == 3, "a new container follows the daemon, and the kill"
+    left = ("-type", "d", "-regex", ".*/fairlead-[0-9a-f]+-[0-9]+")
+    assert node.run("find", "/sys/fs/cgroup", *left) == ""
 
 
 def test_a_reboot_ends_what_ran_and_the_job_is_tried_again(

@@ -7,7 +7,7 @@ import msgspec
 from controller.api.http.routes import Call, Route
 from controller.api.runs.runs import shown_run
 from controller.api.views import set_view
-from fairlead.documents.runs import RunView
+from fairlead.documents.runs import RetriedView, RunView
 from fairlead.documents.sweeps import SetView
 from fairlead.queries import SetQuery
 
@@ -48,10 +48,12 @@ async def stop_sets(call: Call) -> RunView:
     return shown_run(call, await sweeps.stop(call.path("run"), which=body.which, user=call.caller))
 
 
-async def retry_sets(call: Call) -> RunView:
+async def retry_sets(call: Call) -> RetriedView:
     body: SetsBody = call.body
     sweeps = call.service.sweeps
-    return shown_run(call, await sweeps.retry(call.path("run"), which=body.which, user=call.caller))
+    found = await sweeps.retry(call.path("run"), which=body.which, user=call.caller)
+    shown = shown_run(call, found.state)
+    return RetriedView(**msgspec.structs.asdict(shown), left_out=found.left_out)
 
 
 async def resize(call: Call) -> RunView:
@@ -86,7 +88,7 @@ ROUTES: tuple[Route, ...] = (
         summary="Retry parameter sets that failed or were stopped; of an ended sweep, as a new run",
         handler=retry_sets,
         body=SetsBody,
-        answer=RunView,
+        answer=RetriedView,
     ),
     Route(
         method="POST",

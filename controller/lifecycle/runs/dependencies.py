@@ -127,8 +127,8 @@ def own_sets_for(one: Predecessor, seen: SetFacts) -> tuple[Ranges, Ranges]:
     longer can. One that has waited for it before needs nothing of it."""
     met, lost = sets_for(one.when, seen)
     return (
-        union(own_numbers(met, one.counterparts), one.met_for),
-        without(own_numbers(lost, one.counterparts), one.met_for),
+        union(without(own_numbers(met, one.counterparts), one.lost_for), one.met_for),
+        union(without(own_numbers(lost, one.counterparts), one.met_for), one.lost_for),
     )
 
 

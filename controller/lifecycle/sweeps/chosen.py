@@ -85,6 +85,9 @@ def retry(draft: Draft, request: SetsRetried) -> None:
     sweep = draft.run.sweep
     if sweep is None or draft.run.status is RunStatus.TERMINATING:
         return
+    if not _can_replace(draft, request):
+        # One ended before this turn, or another retry was first: whoever asks looks again.
+        return
     wanted = set(numbers_in(request.sets)) - set(sweep.again)
     never = wanted.intersection(numbers_in(sweep.stopped))
     again = {number for number in never if number < sweep.begun}
@@ -100,7 +103,20 @@ def retry(draft: Draft, request: SetsRetried) -> None:
     draft.change_run(
         sweep=replace(sweep, again=tuple(sorted({*sweep.again, *again})), stopped=in_ranges(left))
     )
-    _note(draft, request, "retried", f"{len(never | again)} sets retried by {request.by}")
+    for before, now in request.instead:
+        draft.change_run(after=tuple(now if one == before else one for one in draft.run.after))
+    count = len(never | again)
+    about = f"{count} set{'' if count == 1 else 's'} retried by {request.by}"
+    runs = " and ".join(f"run {one.name} ({one.run_id})" for _, one in request.instead)
+    _note(draft, request, "retried", f"{about}, after {runs}" if runs else about)
+
+
+def _can_replace(draft: Draft, request: SetsRetried) -> bool:
+    known = draft.context.predecessors
+    return all(
+        before in draft.run.after and (now.ended is not None or now.run_id in known)
+        for before, now in request.instead
+    )
 
 
 def _ended_for_good(run: Run, jobs: Iterable[Job]) -> bool:

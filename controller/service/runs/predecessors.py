@@ -6,9 +6,10 @@ same name changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from common.refusals import Conflict, Invalid, NotFound
@@ -16,9 +17,18 @@ from controller.lifecycle.counterparts import Pieces, counterpart_of, counterpar
 from controller.lifecycle.membership.ranks import is_gang_run
 from controller.lifecycle.model import Run, RunState
 from controller.lifecycle.predecessors import Predecessor, PredecessorFacts, SetFacts
-from controller.lifecycle.ranges import contains, in_ranges
+from controller.lifecycle.ranges import (
+    Ranges,
+    common,
+    contains,
+    in_ranges,
+    numbers_in,
+    without,
+    written,
+)
 from controller.lifecycle.runs.dependencies import facts, own_sets_for, sets_for
 from controller.lifecycle.runs.schedules import is_scheduled
+from controller.pipelines.dependents import FindRun, waits_for
 from controller.service.jobs.access import Runs
 from controller.service.runs.submission import SetsAgain
 from controller.store.accounts import User
@@ -57,7 +67,7 @@ async def resolved(
         field = f"after[{number}].run"
         key = known[number].run_id if known else asked.run
         if again is not None and asked.job is SameJob.SAME:
-            found.append(await _looked_up_again(plan, runs, user, again, earlier[number]))
+            found.append(await _looked_up_again(runs, user, again, earlier[number]))
             continue
         state = together.get(key) or await _found(runs, key, user, field, plan.name)
         _check(plan, asked, state, field)
@@ -179,7 +189,7 @@ def _predecessor(plan: Plan, asked: After, state: RunState) -> Predecessor:
 
 
 async def _looked_up_again(
-    plan: Plan, runs: RunLookup, user: User, again: SetsAgain, before: Predecessor
+    runs: RunLookup, user: User, again: SetsAgain, before: Predecessor
 ) -> Predecessor:
     """Raises Conflict, StoreUnavailable."""
     old = before.ended or await _facts_of(runs, before.run_id, user)
@@ -187,7 +197,7 @@ async def _looked_up_again(
         state = await runs.seen(before.name, user)
     except NotFound:
         state = None
-    return _again(plan, state, again, before, old)
+    return _again(state, again, before, old)
 
 
 async def _facts_of(runs: RunLookup, run_id: str, user: User) -> PredecessorFacts | None:
@@ -198,48 +208,91 @@ async def _facts_of(runs: RunLookup, run_id: str, user: User) -> PredecessorFact
         return None
 
 
+class _Obstacle(msgspec.Struct, frozen=True, kw_only=True):
+    """What must come before a set can be retried. `other`: the predecessor's set; None: no run is
+    known to have it."""
+
+    other: int | None
+    run_id: str
+    name: str
+    became: str
+
+
+class _Outlook(msgspec.Struct, frozen=True, kw_only=True):
+    """What comes of sets when they are retried: those that wait for nothing, the sets for which
+    others wait, and those whose predecessor can no longer come so far."""
+
+    free: list[int] = msgspec.field(default_factory=list)
+    waits: dict[int, int] = msgspec.field(default_factory=dict)
+    never: dict[int, _Obstacle] = msgspec.field(default_factory=dict)
+
+
+def _outlook(
+    state: RunState,
+    numbers: Iterable[int],
+    before: Predecessor,
+    old: PredecessorFacts | None,
+    other_run: RunState | None,
+) -> _Outlook:
+    """`before`, `old`: the run for which the sets have waited, and what became of it; `other_run`:
+    the one that has its name now. A set that has begun once, or whose predecessor came in the
+    earlier run only, waits for nothing."""
+    assert state.sweep is not None, "a sweep has its content"
+    there: dict[int, int] = {}
+    if other_run is not None and other_run.sweep is not None:
+        there = counterparts(state.sweep.sets, other_run.sweep.sets)
+    now, then = _sets_of(old if other_run is None else facts(other_run)), _sets_of(old)
+    came = frozenset(numbers_in(own_sets_for(before, then)[0]))
+    never = frozenset(numbers_in(sets_for(before.when, now)[1]))
+    begun, found = begun_sets(state), _Outlook()
+    for number in numbers:
+        other = there.get(number)
+        if number in begun or (other is None and number in came):
+            found.free.append(number)
+        elif other_run is not None and other is not None:
+            if other in never:
+                run = other_run.run
+                found.never[number] = _obstacle(other, run.id, run.name, now)
+            else:
+                found.waits[number] = other
+        elif contains(before.lost_for, number):
+            found.never[number] = _Obstacle(
+                other=None, run_id=before.run_id, name=before.name, became="is in no later one"
+            )
+        else:
+            other = counterpart_of(number, before.counterparts)
+            found.never[number] = _obstacle(other, before.run_id, before.name, then)
+    return found
+
+
+def _obstacle(other: int, run_id: str, name: str, seen: SetFacts) -> _Obstacle:
+    became = "failed" if contains(seen.failed, other) else "was stopped"
+    became = "is done" if contains(seen.done, other) else became
+    return _Obstacle(other=other, run_id=run_id, name=name, became=became)
+
+
 def _again(
-    plan: Plan,
     state: RunState | None,
     again: SetsAgain,
     before: Predecessor,
     old: PredecessorFacts | None,
 ) -> Predecessor:
-    """Return what sets wait for that are repeated. `state`: the run that has the name now;
-    `before`, `old`: the one for which they have waited, and what became of it.
-
-    A set that has begun once, or whose predecessor came in the earlier run only, waits for nothing.
-    Raises Conflict when a predecessor must be retried first.
-    """
-    assert plan.sweep is not None, "sets are repeated in a sweep"
-    there: dict[int, int] = {}
-    if state is not None and state.sweep is not None:
-        there = counterparts(plan.sweep.sets, state.sweep.sets)
-    seen = old if state is None else facts(state)
-    now, then = _sets_of(seen), _sets_of(old)
-    came, _ = own_sets_for(before, then)
-    _, never = sets_for(before.when, now)
+    """Return what sets wait for that are repeated, as the sets of a new run. Raises Conflict when a
+    predecessor must be retried first."""
+    found = _outlook(again.state, again.numbers, before, old, state)
+    for number, obstacle in found.never.items():
+        raise _retry_first(again.state, number, obstacle)
+    at = {earlier: number for number, earlier in enumerate(again.numbers)}
     run_id, name = (before.run_id, before.name) if state is None else (state.run.id, state.run.name)
-    begun, free, waits = begun_sets(again.state), [], {}
-    for number, earlier in enumerate(again.numbers):
-        other = there.get(number)
-        if earlier in begun or (other is None and contains(came, earlier)):
-            free.append(number)
-        elif other is None:
-            other = counterpart_of(earlier, before.counterparts)
-            raise _retry_first(plan, number, other, (before.run_id, before.name), then)
-        elif contains(never, other):
-            raise _retry_first(plan, number, other, (run_id, name), now)
-        else:
-            waits[number] = other
+    seen = old if state is None else facts(state)
     return Predecessor(
         run_id=run_id,
         name=name,
         when=before.when,
         job=SameJob.SAME,
         ended=seen if seen is not None and seen.is_final else None,
-        met_for=in_ranges(free),
-        counterparts=in_pieces(waits),
+        met_for=in_ranges(at[number] for number in found.free),
+        counterparts=in_pieces({at[number]: other for number, other in found.waits.items()}),
     )
 
 
@@ -247,17 +300,116 @@ def _sets_of(seen: PredecessorFacts | None) -> SetFacts:
     return (seen and seen.sets) or SetFacts()
 
 
-def _retry_first(
-    plan: Plan, number: int, other: int, run: tuple[str, str], seen: SetFacts
-) -> Conflict:
-    assert plan.sweep is not None, "sets are repeated in a sweep"
-    became = "failed" if contains(seen.failed, other) else "was stopped"
-    became = "is done" if contains(seen.done, other) else became
-    run_id, name = run
-    return Conflict(
-        f"parameter set {_written(plan.sweep.sets.at(number))} waits for set {other} of run {name} "
-        f"({run_id}), which {became}: retry that run first, `fairlead retry {run_id} --jobs "
-        f"{other}`, or choose other sets with --jobs",
-        code=RETRY_FIRST,
-        field="run",
+def _retry_first(state: RunState, number: int, obstacle: _Obstacle) -> Conflict:
+    assert state.sweep is not None, "a sweep has its content"
+    about = f"parameter set {_written(state.sweep.sets.at(number))}"
+    run = f"run {obstacle.name} ({obstacle.run_id})"
+    if obstacle.other is None:
+        message = (
+            f"{about} failed with its predecessor in an earlier run {obstacle.name}, and {run} has "
+            f"no such set: submit that set again first, or choose other sets with --jobs"
+        )
+    else:
+        message = (
+            f"{about} waits for set {obstacle.other} of {run}, which {obstacle.became}: retry that "
+            f"run first, `fairlead retry {obstacle.run_id} --jobs {obstacle.other}`, or choose "
+            f"other sets with --jobs"
+        )
+    return Conflict(message, code=RETRY_FIRST, field="run")
+
+
+class Repeatable(msgspec.Struct, frozen=True, kw_only=True):
+    """Which of chosen sets can be retried. `left_out`: why others stay as they are, as sentences;
+    `instead`: as in `SetsRetried`."""
+
+    sets: Ranges
+    left_out: tuple[str, ...]
+    instead: tuple[tuple[Predecessor, Predecessor], ...]
+
+
+async def repeatable(
+    state: RunState, sets: Ranges, runs: RunLookup, user: User, find: FindRun
+) -> Repeatable:
+    """Return which of these sets can come true once more, as far as they wait for other sweeps.
+    `find`: the live runs. Raises Conflict when none can, StoreUnavailable."""
+    run, obstacles, instead = state.run, dict[int, _Obstacle](), []
+    for before in run.after:
+        if before.job is not SameJob.SAME or state.sweep is None:
+            continue
+        old = before.ended or await _facts_of(runs, before.run_id, user)
+        other_run = await _named(runs, before, run, user, find)
+        _, lost = own_sets_for(before, _sets_of(old))
+        # What came true stays so in a live run.
+        asked = sets if run.finished_at is not None else common(sets, lost)
+        found = _outlook(state, numbers_in(asked), before, old, other_run)
+        obstacles |= found.never
+        is_another = other_run is not None and other_run.run.id != before.run_id
+        if run.finished_at is None and found.waits and other_run is not None and is_another:
+            instead.append((before, _instead_of(before, old, other_run, state)))
+    left = without(sets, in_ranges(obstacles))
+    if obstacles and not left:
+        number = min(obstacles)
+        raise _retry_first(state, number, obstacles[number])
+    return Repeatable(sets=left, left_out=tuple(_left_out(run, obstacles)), instead=tuple(instead))
+
+
+async def _named(
+    runs: RunLookup, before: Predecessor, run: Run, user: User, find: FindRun
+) -> RunState | None:
+    """Return the run that has the predecessor's name now; None: none that may come first. Raises
+    StoreUnavailable."""
+    live = run.finished_at is None
+    key = before.run_id if live and before.ended is None else before.name
+    try:
+        found = await runs.seen(key, user)
+    except NotFound:
+        return None
+    if live and (found.run.user != run.user or waits_for(found.run.id, run.id, find)):
+        return None
+    return found
+
+
+def _instead_of(
+    before: Predecessor, old: PredecessorFacts | None, other_run: RunState, state: RunState
+) -> Predecessor:
+    """Return the run for which sets of a live one wait from now on: those that the earlier run has
+    lost and that this one has. About the others the earlier run has decided."""
+    assert state.sweep is not None, "a sweep has its content"
+    assert other_run.sweep is not None, "sets wait for a sweep"
+    met, lost = own_sets_for(before, _sets_of(old))
+    there = counterparts(state.sweep.sets, other_run.sweep.sets)
+    waits = {number: there[number] for number in numbers_in(lost) if number in there}
+    seen = facts(other_run)
+    return Predecessor(
+        run_id=other_run.run.id,
+        name=other_run.run.name,
+        when=before.when,
+        job=SameJob.SAME,
+        met=seen.is_final,
+        ended=seen if seen.is_final else None,
+        met_for=met,
+        lost_for=without(lost, in_ranges(waits)),
+        counterparts=in_pieces(waits),
     )
+
+
+def _left_out(run: Run, obstacles: Mapping[int, _Obstacle]) -> Iterator[str]:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for number, one in sorted(obstacles.items()):
+        groups.setdefault((one.run_id, one.became), []).append(number)
+    for (run_id, became), numbers in groups.items():
+        own = written(in_ranges(numbers))
+        one = obstacles[numbers[0]]
+        others = [found.other for n in numbers if (found := obstacles[n]).other is not None]
+        if not others:
+            yield (
+                f"not retried: {own}; what they waited for failed in an earlier run {one.name}, and"
+                f" {became}: submit these sets of it again first"
+            )
+            continue
+        theirs = written(in_ranges(others))
+        yield (
+            f"not retried: {own}; of what they wait for, {theirs} of run {one.name} ({run_id}), "
+            f"each {became}: `fairlead retry {run_id} --jobs {theirs}` first, then `fairlead retry "
+            f"{run.name} --jobs {own}`"
+        )

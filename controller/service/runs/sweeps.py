@@ -16,9 +16,14 @@ from controller.lifecycle.reports import Report, SetsRetried, SetsStopped, Sweep
 from controller.lifecycle.sweeps.sets import by_set, is_ending, status_of
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.accounts.rights import require_control
-from controller.service.jobs.access import Runs
 from controller.service.runs.actions import require_life
-from controller.service.runs.predecessors import RETRY_FIRST, begun_sets, still_waited_for
+from controller.service.runs.predecessors import (
+    RETRY_FIRST,
+    RunLookup,
+    begun_sets,
+    repeatable,
+    still_waited_for,
+)
 from controller.service.runs.submission import SetsAgain, Submission
 from controller.service.runs.submissions import SubmissionService
 from controller.store.accounts import User
@@ -62,8 +67,18 @@ class ListedSet(msgspec.Struct, frozen=True, kw_only=True):
         return max(known) if known and len(known) == len(ends) else None
 
 
+class Retried(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that has the retried sets: a new one if theirs has ended. `left_out`: why other
+    chosen sets stay as they are, as sentences."""
+
+    state: RunState
+    left_out: tuple[str, ...]
+
+
 class SweepService:
-    def __init__(self, pipeline: RunPipeline, runs: Runs, submissions: SubmissionService) -> None:
+    def __init__(
+        self, pipeline: RunPipeline, runs: RunLookup, submissions: SubmissionService
+    ) -> None:
         self._pipeline = pipeline
         self._runs = runs
         self._submissions = submissions
@@ -84,10 +99,9 @@ class SweepService:
         _require_some(sets, which, "waits or is active")
         return await self._report(SetsStopped(run_id=state.run.id, sets=sets, by=user.name), state)
 
-    async def retry(self, key: str, *, which: str | None, user: User) -> RunState:
-        """Retry sets that failed or were stopped; None: all that failed. Return the run that has
-        them: a new one if their run has ended. Raises Conflict, what a submission raises, and
-        NotFound."""
+    async def retry(self, key: str, *, which: str | None, user: User) -> Retried:
+        """Retry sets that failed or were stopped; None: all that failed. Those whose predecessor
+        can no longer come are left out. Raises Conflict, what a submission raises, and NotFound."""
         state = await self._controlled(key, user)
         run = state.run
         if run.finished_at is None and is_ending(run):
@@ -100,13 +114,18 @@ class SweepService:
         wanted = {SetStatus.FAILED} | ({SetStatus.STOPPED} if which is not None else set())
         sets = in_ranges(one.number for one in chosen(state, which) if one.status in wanted)
         _require_some(sets, which, "failed" if which is None else "failed or was stopped")
+        may = await repeatable(state, sets, self._runs, user, self._pipeline.runs.get)
         if run.finished_at is not None:
-            return await submit_again(self._submissions, state, sets, user=user)
-        found = await self._report(SetsRetried(run_id=run.id, sets=sets, by=user.name), state)
-        if is_ending(found.run) and _attempts(found, sets) == _attempts(state, sets):
-            # It ended in the same moment, so nothing begins again there.
+            made = await submit_again(self._submissions, state, may.sets, user=user)
+            return Retried(state=made, left_out=may.left_out)
+        report = SetsRetried(run_id=run.id, sets=may.sets, by=user.name, instead=may.instead)
+        found = await self._report(report, state)
+        ended = is_ending(found.run) and _attempts(found, sets) == _attempts(state, sets)
+        waits_for = {one.run_id for one in found.run.after}
+        if ended or any(now.run_id not in waits_for for _, now in may.instead):
+            # It, or what it is to wait for, ended in this moment, so nothing begins again there.
             return await self.retry(run.id, which=which, user=user)
-        return found
+        return Retried(state=found, left_out=may.left_out)
 
     async def resize(self, key: str, *, max_parallel: int | None, user: User) -> RunState:
         """Change how many sets may be active at once."""

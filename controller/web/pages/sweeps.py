@@ -253,11 +253,13 @@ async def act_on_sets(visit: Visit) -> Done:
     match visit.path("action"):
         case "retry":
             found = await sweeps.retry(run_id, which=which, user=visit.user)
-            if found.run.id != run_id:
-                return Done(
-                    message=f"the run has ended: its sets are the new run {found.run.id}",
-                    location=f"/dashboard/runs/{found.run.id}",
-                )
+            new_id = found.state.run.id
+            if new_id != run_id:
+                done = f"the run has ended: its sets are the new run {new_id}"
+                message = "; ".join((done, *found.left_out))
+                return Done(message=message, location=f"/dashboard/runs/{new_id}")
+            if found.left_out:
+                return Done(message="; ".join(found.left_out))
         case "stop":
             await sweeps.stop(run_id, which=which, user=visit.user)
         case other:

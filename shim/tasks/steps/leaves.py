@@ -15,6 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import msgspec
@@ -35,7 +36,6 @@ from shim.node.cgroups import (
     prefix_of,
     remove_leaves,
 )
-from shim.settings import Settings
 from shim.state import records
 from shim.tasks.steps.base import StepContext
 
@@ -100,7 +100,7 @@ class LeafGiver:
             log.info("task %s: its jobs get no cgroup each: %s", task.id, why)
             _send(way, LeafSupply(), [])
             return None
-        await _in_thread(ctx, _note, ctx.settings, task.id, places)
+        await _in_thread(ctx, _note, ctx.settings.leaves_folder, task.id, places)
         await giver._begin(hello)
         return giver
 
@@ -212,19 +212,21 @@ class Leaves:
     async def undo(self, ctx: StepContext) -> None:
         """Remove all leaves of the task, whose processes have ended."""
         if ctx.task.request.carries_jobs:
-            await _in_thread(ctx, _remove_noted, ctx.settings, ctx.cgroups, ctx.task.info.id)
+            folder = ctx.settings.leaves_folder
+            await _in_thread(ctx, _remove_noted, folder, ctx.cgroups, ctx.task.info.id)
 
 
-def remove_strays(settings: Settings, tree: CgroupTree, known: Iterable[str]) -> None:
-    """Remove leaves of tasks that are gone, after a crash. Blocking."""
-    folder, wanted = settings.leaves_folder, set(known)
-    for path in folder.iterdir() if folder.is_dir() else ():
+def remove_strays(notes: Path, tree: CgroupTree, known: Iterable[str]) -> None:
+    """Remove leaves of tasks that are gone, after a crash: those that the notes of this shim's
+    folder name, and so none of another shim. Blocking."""
+    wanted = set(known)
+    for path in notes.iterdir() if notes.is_dir() else ():
         if path.name not in wanted:
-            _remove_noted(settings, tree, path.name)
+            _remove_noted(notes, tree, path.name)
 
 
-def _remove_noted(settings: Settings, tree: CgroupTree, task_id: str) -> None:
-    places = _noted(settings, task_id)
+def _remove_noted(notes: Path, tree: CgroupTree, task_id: str) -> None:
+    places = _noted(notes, task_id)
     ends_at = time.monotonic() + _END_SECONDS
     while not _is_removed(tree, places, task_id):
         # A process of it has been killed, and has not ended.
@@ -232,7 +234,7 @@ def _remove_noted(settings: Settings, tree: CgroupTree, task_id: str) -> None:
             log.warning("a cgroup of task %s is not removed yet: a later shim does it", task_id)
             return
         time.sleep(_PAUSE)
-    settings.leaves_folder.joinpath(task_id).unlink(missing_ok=True)
+    notes.joinpath(task_id).unlink(missing_ok=True)
 
 
 def _is_removed(tree: CgroupTree, places: tuple[Place, ...], task_id: str) -> bool:
@@ -244,15 +246,15 @@ def _is_removed(tree: CgroupTree, places: tuple[Place, ...], task_id: str) -> bo
         return False
 
 
-def _note(settings: Settings, task_id: str, places: tuple[Place, ...]) -> None:
+def _note(notes: Path, task_id: str, places: tuple[Place, ...]) -> None:
     """Note the places before the first leaf. Without fsync: no cgroup outlives a power cut."""
-    both = dict.fromkeys((*_noted(settings, task_id), *places))
-    settings.leaves_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    records.write_note(settings.leaves_folder / task_id, msgspec.json.encode(tuple(both)))
+    both = dict.fromkeys((*_noted(notes, task_id), *places))
+    notes.mkdir(parents=True, exist_ok=True, mode=0o700)
+    records.write_note(notes / task_id, msgspec.json.encode(tuple(both)))
 
 
-def _noted(settings: Settings, task_id: str) -> tuple[Place, ...]:
-    path = settings.leaves_folder / task_id
+def _noted(notes: Path, task_id: str) -> tuple[Place, ...]:
+    path = notes / task_id
     try:
         return msgspec.json.decode(records.read_file(path), type=tuple[Place, ...])
     except FileNotFoundError:

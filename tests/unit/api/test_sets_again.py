@@ -288,17 +288,103 @@ async def waits(api: API, run: dict[str, Any]) -> list[tuple[object, str]]:
     return [(one["parameters"]["seed"], one["status"]) for one in sets]
 
 
-async def test_a_set_whose_predecessor_failed_names_what_must_be_retried_first(
+async def test_sets_are_retried_without_those_whose_predecessor_must_be_retried_first(
     api: API, node: PlayedNode
 ) -> None:
     made = await evaluated(api, node, (0, 1, 0), 1, 0)
-    status, code, message = await refused(api, made)
+    status, code, message = await refused(api, made, which="1")
     assert (status, code) == (409, "predecessor_first")
     assert message.startswith("parameter set seed=2 waits for set 1 of run first (")
     assert "which failed: retry that run first, `fairlead retry " in message
     assert "--jobs 1`" in message
-    new = await retried(api, made, which="0")
+    new = await retried(api, made)
     assert await waits(api, new) == [(1, "active")]
+    (why,) = new["left_out"]
+    assert why.startswith("not retried: 1; of what they wait for, 1 of run first (")
+    assert why.endswith("first, then `fairlead retry hello --jobs 1`")
+
+
+async def waiting_live(api: API, node: PlayedNode) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a sweep that has ended with a failed set, and a live one that lost its set by it."""
+    first = await submit(api, name="first", configuration=SWEEP)
+    same = {"after": [{"run": "first", "job": "same"}]}
+    made = await submit(api, name="hello", configuration={**SWEEP, **same})
+    for exit_code in (0, 1, 0):
+        await node.runs("first")
+        await node.ends("first", exit_code)
+    await node.runs("hello")
+    assert await waits(api, made) == [(1, "active"), (2, "failed"), (3, "waiting")]
+    return first, made
+
+
+async def test_a_set_of_a_live_sweep_waits_for_the_new_run_in_which_its_predecessor_is_retried(
+    api: API, node: PlayedNode
+) -> None:
+    first, made = await waiting_live(api, node)
+    new = await retried(api, first)
+    again = await retried(api, made)
+    assert (again["id"], again["left_out"]) == (made["id"], [])
+    assert [one["run_id"] for one in again["after"]] == [new["id"]]
+    await node.ends("hello", 0)
+    await play_to_the_end(node, 0)
+    assert await waits(api, made) == [(1, "done"), (2, "waiting"), (3, "done")]
+    await node.runs("first")
+    await node.ends("first", 0)
+    await play_to_the_end(node, 0)
+    assert await waits(api, made) == [(1, "done"), (2, "done"), (3, "done")]
+    async with api.get("/v1/events", params={"run": made["id"]}) as answer:
+        messages = [one["message"] for one in (await answer.json())["events"]]
+    assert f"1 set retried by admin, after run first ({new['id']})" in messages
+
+
+async def test_a_live_sweep_sees_that_the_new_run_has_ended_already(
+    api: API, node: PlayedNode
+) -> None:
+    first, made = await waiting_live(api, node)
+    await retried(api, first)
+    await node.runs("first")
+    await node.ends("first", 0)
+    await retried(api, made, which="seed=2")
+    await node.ends("hello", 0)
+    await play_to_the_end(node, 0, 0)
+    assert await waits(api, made) == [(1, "done"), (2, "done"), (3, "done")]
+
+
+async def test_a_set_that_the_new_run_has_lost_too_waits_for_the_next_one(
+    api: API, node: PlayedNode
+) -> None:
+    first, made = await waiting_live(api, node)
+    for exit_code in (1, 0):
+        first = await retried(api, first)
+        await retried(api, made)
+        await node.runs("first")
+        await node.ends("first", exit_code)
+    await node.ends("hello", 0)
+    await play_to_the_end(node, 0, 0)
+    assert await waits(api, made) == [(1, "done"), (2, "done"), (3, "done")]
+
+
+async def test_a_live_sweep_names_the_set_whose_predecessor_was_not_retried(
+    api: API, node: PlayedNode
+) -> None:
+    first, made = await waiting_live(api, node)
+    status, code, message = await refused(api, made)
+    assert (status, code) == (409, "predecessor_first")
+    assert f"`fairlead retry {first['id']} --jobs 1`" in message
+    await node.ends("hello", 1)
+    again = await retried(api, made)
+    assert await waits(api, again) == [(1, "waiting"), (2, "failed"), (3, "active")]
+    (why,) = again["left_out"]
+    assert f"1 of run first ({first['id']}), each failed" in why
+
+
+async def test_a_set_does_not_wait_for_a_run_that_waits_for_it(api: API, node: PlayedNode) -> None:
+    first, made = await waiting_live(api, node)
+    same = {"after": [{"run": "hello", "job": "same"}]}
+    await submit(api, name="first", configuration={**SWEEP, **same})
+    assert (await refused(api, made))[1] == "predecessor_first"
+    async with api.get(f"/v1/runs/{made['id']}") as answer:
+        assert [one["run_id"] for one in (await answer.json())["after"]] == [first["id"]]
 
 
 async def test_sets_that_failed_begin_and_those_that_never_did_wait_for_the_retried_predecessor(

@@ -80,6 +80,23 @@ async def test_retry_of_an_ended_sweep_says_which_run_is_new(
     assert (live.status, "no parameter set failed" in live.err) == (1, True)
 
 
+async def test_retry_says_which_sets_it_leaves_out(
+    start: Fairlead, node: PlayedNode, tmp_path: Path
+) -> None:
+    file, waits = tmp_path / "lrs.yaml", tmp_path / "waits.yaml"
+    file.write_text(SWEEP)
+    waits.write_text(SWEEP.replace("lrs", "check") + "after: [{run: lrs, job: same}]\n")
+    await of(start, "apply", str(file), "-d")
+    await of(start, "apply", str(waits), "-d")
+    for name, code in (("lrs", 0), ("lrs", 1), ("check", 1)):
+        await node.runs(name)
+        await node.ends(name, code)
+    again = await of(start, "retry", "check", "--failed")
+    assert again.status == 0, again.err
+    assert "1 of its 2 sets are submitted as the new run check (" in again.err
+    assert "not retried: 1; of what they wait for, 1 of run lrs (" in again.err
+
+
 async def test_a_sweep_of_a_file_runs_again(
     start: Fairlead, node: PlayedNode, tmp_path: Path
 ) -> None:

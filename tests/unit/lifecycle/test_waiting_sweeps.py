@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from msgspec.structs import replace
+
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.model import Group, JobSpec, RetryEvent, RetryPolicy, RunPolicy
 from controller.lifecycle.predecessors import Predecessor, PredecessorFacts, SetFacts
@@ -188,6 +190,61 @@ def test_a_set_that_was_lost_waits_again_when_both_are_retried() -> None:
     assert counted(play) == {"waiting": 2}
     learns(play, done=[1], over=[1])
     assert begun(play) == [1]
+
+
+def _lost() -> Play:
+    """Return a sweep whose predecessor has ended; two of its three sets are lost."""
+    play = waiting(prepare(), sets=3)
+    return learns(play, RunStatus.FAILED, done=[0], failed=[1], over=[0, 1, 2])
+
+
+def _instead(play: Play, **fields: Any) -> SetsRetried:
+    (before,) = play.run.after
+    now = replace(before, run_id="id of its retry", ended=None, met=False, **fields)
+    return SetsRetried(run_id=play.run_id, sets=((1, 1),), by="ada", instead=((before, now),))
+
+
+def test_a_lost_set_waits_for_the_run_in_which_its_predecessor_is_retried() -> None:
+    """That run has the second of its sets alone, and as its first."""
+    play = learns(
+        waiting(prepare(), sets=3), RunStatus.FAILED, done=[0], failed=[1], over=[0, 1, 2]
+    )
+    assert counted(play) == {"active": 1, "failed": 2}
+    request = _instead(play, met_for=((0, 0),), lost_for=((2, 2),), counterparts=((1, 1, 0),))
+    play.around = DecisionContext(
+        predecessors={"id of its retry": PredecessorFacts(status=RunStatus.RUNNING)}
+    )
+    play.send(request)
+    assert counted(play) == {"active": 1, "failed": 1, "waiting": 1}
+    done = PredecessorFacts(
+        status=RunStatus.DONE, sets=SetFacts(done=((0, 0),), over=((0, 0),), began=((0, 0),))
+    )
+    play.around = DecisionContext(predecessors={"id of its retry": done})
+    play.send()
+    assert begun(play) == [0, 1]
+
+
+def test_a_retry_that_is_to_wait_for_a_run_of_which_nothing_is_known_changes_nothing() -> None:
+    play = learns(
+        waiting(prepare(), sets=3), RunStatus.FAILED, done=[0], failed=[1], over=[0, 1, 2]
+    )
+    before = play.state
+    play.around = DecisionContext()
+    play.send(_instead(play))
+    assert play.state == before
+
+
+def test_a_retry_that_another_one_has_overtaken_changes_nothing() -> None:
+    play = learns(
+        waiting(prepare(), sets=3), RunStatus.FAILED, done=[0], failed=[1], over=[0, 1, 2]
+    )
+    late = _instead(play, counterparts=((1, 1, 0),))
+    seen = PredecessorFacts(status=RunStatus.RUNNING)
+    play.around = DecisionContext(predecessors={"id of its retry": seen})
+    play.send(_instead(play, met_for=((0, 0),), lost_for=((2, 2),), counterparts=((1, 1, 0),)))
+    before = play.state
+    play.send(late)
+    assert play.state == before
 
 
 def test_a_set_that_has_begun_is_retried_whatever_became_of_its_predecessor() -> None:

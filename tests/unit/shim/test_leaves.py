@@ -128,9 +128,9 @@ async def test_a_shim_that_is_killed_at_a_step_leaves_nothing_for_ever(
             if giver is not None:
                 await giver.serve()
             await killed.wait()
-        remove_strays(ctx.settings, tree, ["t1"])
+        remove_strays(ctx.settings.leaves_folder, tree, ["t1"])
         assert noted(ctx.settings) == ["t1"], "its task is known: its own end removes them"
-        remove_strays(ctx.settings, tree, [])
+        remove_strays(ctx.settings.leaves_folder, tree, [])
         assert (tree.leaves(), noted(ctx.settings)) == (set(), [])
 
 
@@ -148,7 +148,7 @@ async def test_a_leaf_whose_process_does_not_end_is_removed_by_a_later_shim(
         await Leaves().undo(ctx)
         assert noted(ctx.settings) == ["t1"]
         stuck.write_text("")
-        remove_strays(ctx.settings, tree, [])
+        remove_strays(ctx.settings.leaves_folder, tree, [])
         assert (tree.leaves(), noted(ctx.settings)) == (set(), [])
         leaf.close()
 
@@ -221,7 +221,7 @@ async def test_leaves_that_cannot_be_removed_now_stay_noted(
             patched.setattr(tree, "remove", refuse)
             await Leaves().undo(ctx)
         assert noted(ctx.settings) == ["t1"]
-        remove_strays(ctx.settings, tree, [])
+        remove_strays(ctx.settings.leaves_folder, tree, [])
         assert (tree.leaves(), noted(ctx.settings)) == (set(), [])
 
 
@@ -339,5 +339,5 @@ async def test_a_damaged_note_is_no_reason_to_end(tmp_path: Path) -> None:
     async with a_task(tmp_path, tree) as ctx:
         ctx.settings.leaves_folder.mkdir(parents=True)
         (ctx.settings.leaves_folder / "t9").write_bytes(msgspec.json.encode(["nonsense"]))
-        remove_strays(ctx.settings, tree, [])
+        remove_strays(ctx.settings.leaves_folder, tree, [])
         assert noted(ctx.settings) == []

@@ -13,7 +13,7 @@ from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.configuration.values.sweep import with_sets
-from fairlead.documents.runs import RunView
+from fairlead.documents.runs import RetriedView, RunView
 from fairlead.documents.sweeps import SetView
 from fairlead.model.sweep import SetStatus, as_text
 from fairlead.rest import ControllerClient, decode, run_path
@@ -76,6 +76,8 @@ def retry(
 ) -> int:
     """Run parameter sets of a sweep again that failed or were stopped; after its end as a new run.
 
+    A set whose predecessor failed (`after`, `job: same`) is left out, and named.
+
     Parameters
     ----------
     failed
@@ -88,13 +90,15 @@ def retry(
     client = settings.client()
     before = client.run(run)
     data = client.post(run_path(before.id, "sets/retry"), {"which": jobs})
-    found = decode(data, RunView)
+    found = decode(data, RetriedView)
     if found.id != before.id and found.sweep is not None:
         # Both have the same name.
         output.note(
             f"{before.name} ({before.id}) has ended: {found.sweep.total:,} of its "
             f"{_total(before):,} sets are submitted as the new run {found.name} ({found.id})"
         )
+    for why in found.left_out:
+        output.note(why)
     return _tell(data, found, json)
 
 
