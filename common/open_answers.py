@@ -161,11 +161,14 @@ class OpenAnswer(asyncio.Protocol):
 
     def _hold(self, data: bytes) -> None:
         self._body += data
+        self._hold_back(len(self._body))
+        self._wake()
+
+    def _hold_back(self, held: int) -> None:
         # A server that sends faster than its answer is read would fill the memory.
-        if len(self._body) > _MAX_HELD and not self._paused and self._transport is not None:
+        if held > _MAX_HELD and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
-        self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(ConnectionResetError(errno.ECONNRESET, "the connection was lost"))
@@ -202,11 +205,14 @@ _Answer = TypeVar("_Answer", bound=OpenAnswer)
 class UpgradedAnswer(OpenAnswer):
     """An answer that may be of status 101. Then its body is what comes after its head, as it is."""
 
-    __slots__ = ("_is_raw", "headers")
+    __slots__ = ("_held", "_is_raw", "_pieces", "headers")
 
     def __init__(self) -> None:
         super().__init__()
         self._is_raw = False
+        self._pieces: list[bytes] | None = None
+        """What came after `_body`, apart: joined as it came, each byte was copied three times."""
+        self._held = 0
         self.headers: dict[str, str] = {}
         """The answer's headers with their names in lower case, until its reader takes them away."""
 
@@ -216,6 +222,30 @@ class UpgradedAnswer(OpenAnswer):
                 self._hold(data)
             return
         super().data_received(data)
+
+    async def read(self, silence: float | None = None) -> bytes:
+        body = await super().read(silence)
+        if self._is_raw:
+            self._held -= len(body)
+        if self._pieces:
+            self._body = self._pieces.pop(0)
+        else:
+            self._pieces = None
+        return body
+
+    def _hold(self, data: bytes) -> None:
+        if not self._is_raw:
+            super()._hold(data)
+            return
+        self._held += len(data)
+        if not self._body:
+            self._body = data
+        elif self._pieces is None:
+            self._pieces = [data]
+        else:
+            self._pieces.append(data)
+        self._hold_back(self._held)
+        self._wake()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")

@@ -37,6 +37,8 @@ UNREAD_SECONDS = 15.0
 """A controller cuts a connection that answers no ping for so long: nobody reads it, as behind a
 pager, or in a program that works on each line."""
 _MASK_BYTES = 4
+_LEAST_PIECE = 4096
+"""Smaller pieces of a whole message are joined as they come."""
 
 
 def new_key() -> str:
@@ -91,11 +93,13 @@ class FrameReader:
     returns whole messages, of at most so many bytes, and holds what came of one.
     """
 
-    __slots__ = ("_held", "_in_message", "_left", "_message", "_most", "_pieces")
+    __slots__ = ("_held", "_in_message", "_left", "_message", "_most", "_pieces", "_size")
 
     def __init__(self, whole: int | None = None) -> None:
         self._most = whole
-        self._pieces = bytearray()
+        self._pieces: list[bytes] = []
+        self._size = 0
+        """The bytes of all pieces."""
         self._held = b""
         self._left = 0
         self._message = Opcode.CONTINUATION
@@ -133,14 +137,24 @@ class FrameReader:
             if piece:
                 found.append((self._message, piece))
             return
-        if len(self._pieces) + len(piece) + self._left > self._most:
+        if self._size + len(piece) + self._left > self._most:
             raise Violation(CloseCode.TOO_BIG, f"a message of more than {self._most} bytes")
         if self._left or self._in_message:
-            self._pieces += piece  # a list would hold any number of empty ones
+            self._hold(piece)
             return
         if self._pieces:
-            piece, self._pieces = bytes(self._pieces) + piece, bytearray()
+            piece = b"".join((*self._pieces, piece))
+            self._pieces, self._size = [], 0
         found.append((self._message, piece))
+
+    def _hold(self, piece: bytes) -> None:
+        # A bytearray copied each byte up to nine times while it grew. A list of pieces that are
+        # empty or of one byte would take far more than their bytes.
+        self._size += len(piece)
+        if self._pieces and len(self._pieces[-1]) < _LEAST_PIECE:
+            self._pieces[-1] += piece
+        elif piece:
+            self._pieces.append(piece)
 
     def _check_order(self, first: int) -> None:
         opcode = Opcode(first & OPCODE)

@@ -217,4 +217,5 @@ class WebSocket:
             self._transport.write(head + data)
         else:
             self._transport.write(head)
-            self._transport.write(data)
+            # A view: what the socket does not take at once would else be copied to be cut off.
+            self._transport.write(memoryview(data))

@@ -84,7 +84,6 @@ class Batch:
         self.ready: list[Ready] = []
         self._outcomes: list[Submitted | Exception | Ready] = []
         self._by_key: dict[str, tuple[Submission, Submitted | Exception | Ready]] = {}
-        self._last: tuple[Submission, Plan] | None = None
 
     def add(self, one: Submission, outcome: Submitted | Exception | Ready) -> None:
         self._outcomes.append(outcome)
@@ -103,23 +102,44 @@ class Batch:
             raise key_used(before.name or "in this request")
         return outcome
 
-    def plan_of(self, one: Submission, plan: Callable[[Submission], Plan]) -> Plan:
-        """Return the submission's plan: that of the one before, if both ask for the same."""
-        if self._last is not None:
-            before, known = self._last
-            if _as_planned(before) == _as_planned(one):
-                return known
-        made = plan(one)
-        self._last = (one, made)
-        return made
-
     def results(self, made: Mapping[str, Submitted | Exception]) -> list[Submitted | Exception]:
         return [made[one.state.run.id] if isinstance(one, Ready) else one for one in self._outcomes]
 
 
-def _as_planned(submission: Submission) -> tuple[object, ...]:
-    """Return what a plan is made of."""
-    return submission.configuration, submission.ssh_keys, submission.starts_again
+_MAX_KNOWN = 32
+_MAX_KNOWN_BYTES = 64 << 10
+"""A larger configuration is planned each time."""
+
+
+class KnownPlans:
+    """The plans of the configurations that came last; `plan` makes one.
+
+    Programs submit one configuration many times, under other names: to read and to plan it is a
+    sixth of the controller's time for a run. A plan depends on nothing else, and nobody changes it.
+    """
+
+    def __init__(self, plan: Callable[[Submission], Plan]) -> None:
+        self._plan = plan
+        self._known: dict[tuple[bytes, tuple[str, ...], bool], Plan] = {}
+
+    def of(self, submission: Submission) -> Plan:
+        """Return the plan. Raises ConfigurationError."""
+        try:
+            # Not JSON, in which infinity is null; not `==`, for which 1 is true.
+            written = msgspec.msgpack.encode(submission.configuration)
+        # Numbers of more than 64 bits, and nothing that can be planned.
+        except (OverflowError, RecursionError, TypeError, ValueError):
+            return self._plan(submission)
+        if len(written) > _MAX_KNOWN_BYTES:
+            return self._plan(submission)
+        key = (written, submission.ssh_keys, submission.starts_again)
+        plan = self._known.pop(key, None)
+        if plan is None:
+            plan = self._plan(submission)
+        self._known[key] = plan
+        if len(self._known) > _MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        return plan
 
 
 def key_used(run: str) -> Conflict:

@@ -38,6 +38,7 @@ from controller.service.runs.predecessors import RunLookup, resolved, without_pr
 from controller.service.runs.submission import (
     Batch,
     IfExists,
+    KnownPlans,
     Member,
     Order,
     Ready,
@@ -113,6 +114,7 @@ class SubmissionService:
         self._submitting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._names = Names(pipeline, clock, chance)
         self._earlier = EarlierRuns(store)
+        self._plans = KnownPlans(self._plan)
 
     async def submit(self, submission: Submission, *, user: User) -> Submitted:
         """Return the run that this submission made, or that the same `client_key` made before.
@@ -162,7 +164,7 @@ class SubmissionService:
                     return self._made_before(earlier, written)
                 if (same := batch.same_key(one)) is not None:
                     return same
-            return await self._ready(one, batch.plan_of(one, self._plan), user)
+            return await self._ready(one, self._plans.of(one), user)
         except (ServiceError, ConfigurationError, StoreError) as error:
             return error
 
@@ -222,7 +224,7 @@ class SubmissionService:
         with _numbered(number):
             if submission.if_exists is not IfExists.ERROR:
                 raise Invalid("several runs at once are only submitted anew", field="if_exists")
-            plan = self._allowed(self._plan(submission), user)
+            plan = self._allowed(self._plans.of(submission), user)
             name = self._names.chosen(wanted_name(submission, plan))
             parent = await self._parent(submission.parent, user)
             order = Order(plan=plan, user=user, submission=submission, parent=parent)
@@ -246,7 +248,7 @@ class SubmissionService:
         Raises ConfigurationError, Invalid, Unprocessable (the band was not granted, or no gateway
         can serve it).
         """
-        plan = self._plan(submission)
+        plan = self._plans.of(submission)
         self._require_time(plan)
         require_band(user, plan.policy.band)
         self._secrets.require(plan.specs, user)
@@ -260,7 +262,7 @@ class SubmissionService:
     def planned(self, submission: Submission, *, user: User, present: Run | None = None) -> Plan:
         """Return the plan of a submission; nothing is stored. `present`: the live service that it
         changes. Raises as `would_make` does."""
-        plan = self._plan(submission)
+        plan = self._plans.of(submission)
         require_band(user, plan.policy.band)
         self._secrets.require(plan.specs, user)
         return self._gateways.chosen(plan, present)
@@ -268,7 +270,7 @@ class SubmissionService:
     async def require_others(self, submission: Submission, user: User) -> None:
         """Raise NotFound or another refusal unless the runs are there that a submission waits for,
         and those whose outputs it takes. Raises StoreUnavailable."""
-        plan = self._plan(submission)
+        plan = self._plans.of(submission)
         after = await resolved(plan, self._runs, user)
         await taken(plan, after, self._runs, user, self._outputs)
 
@@ -288,7 +290,7 @@ class SubmissionService:
         return Submitted(state=self._pipeline.runs.get(found.run.id, found))
 
     async def _admit(self, submission: Submission, user: User) -> Submitted:
-        ready = await self._ready(submission, self._plan(submission), user)
+        ready = await self._ready(submission, self._plans.of(submission), user)
         if isinstance(ready, Submitted):
             return ready
         made = (await self._make_all([ready]))[ready.state.run.id]

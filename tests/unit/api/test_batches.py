@@ -94,6 +94,12 @@ async def test_a_client_key_that_stands_twice_is_one_run(api: TestClient[Any, An
     assert await names_of(api) == {"a"}
 
 
+async def test_true_is_not_the_one_of_the_run_before(api: TestClient[Any, Any]) -> None:
+    one, true = ({"configuration": {**HELLO, "priority": value}} for value in (1, True))
+    results = await send(api, one, true, one)
+    assert codes(results) == [201, "invalid_configuration", 201]
+
+
 async def test_a_name_that_stands_twice_is_one_run(api: TestClient[Any, Any]) -> None:
     assert codes(await send(api, {"name": "a"}, {"name": "a"})) == [201, "name_taken"]
 

@@ -288,6 +288,16 @@ def test_empty_pieces_of_a_message_are_not_held() -> None:
     )
 
 
+def test_small_pieces_of_a_message_are_held_together() -> None:
+    payload = bytes(range(250)) * 40
+    raw = b"\x82\x7e" + len(payload).to_bytes(2, "big") + payload
+    reader = FrameReader(whole=len(payload))
+    for byte in raw[:-1]:
+        assert reader.feed(bytes([byte])) == []
+    assert [len(piece) for piece in reader._pieces] == [4096, 4096, 1807]
+    assert reader.feed(raw[-1:]) == [(Opcode.BINARY, payload)]
+
+
 @pytest.mark.parametrize("raw", [b"\x82\x04a", b"\x02\x02ab\x80\x02c"])
 def test_a_message_longer_than_asked_for_is_refused_at_its_first_byte(raw: bytes) -> None:
     with pytest.raises(Violation, match="more than 3 bytes"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import os
+import socket
 
 import asyncssh
 import pytest
@@ -12,6 +14,7 @@ from msgspec.structs import replace
 
 from common.links.errors import HostKeyRefused
 from common.links.host_keys import public_line
+from common.links.ssh import _ShortReads
 from controller.links.clients import SshConnection, SshLink
 from shim.client import ShimUnavailable
 from tests.support.waiting import LONG, eventually
@@ -91,6 +94,26 @@ async def test_another_host_key_in_a_new_exchange_ends_the_connection(
 async def _ask_often(connection: SshConnection) -> None:
     for _ in range(100):
         await connection.shim.health()
+
+
+async def test_what_comes_is_given_in_short_pieces() -> None:
+    sent, taken = os.urandom(1 << 20), list[bytes]()
+    near, far = socket.socketpair()
+    over = asyncio.get_running_loop().create_future()
+
+    class Taking(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            taken.append(data)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            over.set_result(exc)
+
+    await asyncio.get_running_loop().create_connection(lambda: _ShortReads(Taking()), sock=near)
+    with far:
+        await asyncio.to_thread(far.sendall, sent)
+    assert await over is None
+    assert b"".join(taken) == sent
+    assert max(map(len, taken)) <= 64 << 10
 
 
 async def test_a_login_that_is_given_up_leaves_no_connection() -> None:

@@ -163,6 +163,40 @@ async def test_after_an_upgrade_the_bytes_come_as_they_are(upgraded: UpgradedAns
         await upgraded.read()
 
 
+async def test_pieces_after_an_upgrade_come_apart_and_stop_the_other_side_together(
+    upgraded: UpgradedAnswer, transport: Any
+) -> None:
+    upgraded.data_received(b"HTTP/1.1 101 Go on\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n")
+    pieces = [bytes([number]) * (32 << 10) for number in range(5)]
+    for number, piece in enumerate(pieces, 1):
+        assert transport.pause_reading.called is (number > 5)
+        upgraded.data_received(piece)
+    transport.pause_reading.assert_called_once_with()
+    upgraded.connection_lost(None)
+    assert [await upgraded.read() for _ in pieces] == pieces
+    transport.resume_reading.assert_not_called()
+    with pytest.raises(ConnectionResetError):
+        await upgraded.read()
+
+
+async def test_pieces_after_an_upgrade_are_asked_for_again_when_all_are_read(
+    upgraded: UpgradedAnswer, transport: Any
+) -> None:
+    upgraded.data_received(b"HTTP/1.1 101 Go on\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n")
+    for _ in range(2):
+        for _ in range(3):
+            upgraded.data_received(b"x" * (64 << 10))
+        transport.pause_reading.assert_called_once_with()
+        for _ in range(3):
+            await upgraded.read()
+        reading = asyncio.create_task(upgraded.read())
+        await asyncio.sleep(0)
+        transport.resume_reading.assert_called_once_with()
+        upgraded.data_received(b"more")
+        assert await reading == b"more"
+        transport.reset_mock()
+
+
 async def test_an_upgrade_that_nobody_asked_for_is_no_answer(answer: OpenAnswer) -> None:
     answer.data_received(b"HTTP/1.1 101 X\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n")
     with pytest.raises(InvalidAnswer):
