@@ -284,5 +284,6 @@ async def account_or_none(provider: str, cloud: Cloud) -> str | None:
     try:
         return await answer_of(provider, cloud.account())
     except CloudError as error:
-        log.info("provider %s tells no account: %s", provider, error)
+        # It is asked every few seconds, and what follows from it is told to users.
+        log.debug("provider %s tells no account: %s", provider, error)
         return None

@@ -148,7 +148,8 @@ class _Look:
         self._unrentable: dict[str, str | None] = {}
         """Why no machine may come for an attempt, by its id; None: one may."""
         self._reasons: dict[str, MachineReason] = {}
-        self._in_vain: dict[tuple[Need, bool], MachineReason] = {}
+        self._in_vain: dict[tuple[str, Need, bool], MachineReason] = {}
+        """What was refused already; users differ in what they may spend."""
         self._first: dict[Need, int] = {}
         """The first bin that may hold a need: bins only fill up during a look."""
         self._groups = 0
@@ -279,7 +280,7 @@ class _Look:
         if not member.job.spec.rent.buys:
             return ReusesOnly()
         rather_on_demand = _lost_a_spot_machine(member)
-        key = need, rather_on_demand
+        key = unit.run.user, need, rather_on_demand
         if key in self._in_vain:
             return self._in_vain[key]
         refusal: MachineReason | None = None

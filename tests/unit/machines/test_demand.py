@@ -745,6 +745,16 @@ def test_two_fleets_bring_a_user_not_above_his_budget() -> None:
     assert len(look(cluster, shop(offer())).orders) == 2
 
 
+def test_a_user_without_budget_keeps_no_other_from_renting_the_same() -> None:
+    cluster = Cluster(fleets=(fleet(),))
+    for user in ("ada", "bob"):
+        cluster.submit(user, user=user, cpu=4.0)
+    spending = Spending(users={"ada": Budget(per_hour=0.5)})
+    found = look(cluster, shop(offer(), spending=spending))
+    assert [one.user for one in found.orders] == ["bob"]
+    assert len([one for one in sentences(found) if one.startswith("user ada may cost")]) == 1
+
+
 def test_what_was_bought_for_a_user_counts_from_its_order() -> None:
     spending = Spending(each_user=Budget(per_hour=1.5))
     found = look(
