@@ -79,6 +79,7 @@ def _rentals(
         month_of=month_began,
         spending=machines.spending,
         providers=frozenset(machines.clouds),
+        setups=machines.setups,
     )
     could_hold = placement.could_hold
     return Rentals(

@@ -45,6 +45,7 @@ _NEAR_RENTS = {
     "idle_duration": "1s",
 }
 _EC2_DID = "after EC2 did "
+_LATE_ADDRESS = Path(__file__).with_name("_late_address.py")
 
 
 class Lab:
@@ -59,7 +60,8 @@ class Lab:
         self.deaths = 0
         shim = Path(sys.executable).parent / "fairlead-shim"
         self.near = folder / "near"
-        program = [sys.executable, str(_PROGRAM), "--folder", str(self.near), "--shim", str(shim)]
+        program = [sys.executable, str(_LATE_ADDRESS), sys.executable, str(_PROGRAM)]
+        program += ["--folder", str(self.near), "--shim", str(shim)]
         near = {"type": "exec", "command": program, "idempotent": True}
         config = folder / "controller.json"
         config.write_text(json.dumps({"providers": {"aws": account.provider(), "near": near}}))

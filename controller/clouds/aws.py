@@ -19,7 +19,7 @@ import msgspec
 
 from controller.clouds import aws_types
 from controller.clouds.aws_calls import Calls
-from controller.clouds.aws_errors import InstanceUnknown, TokenMismatch, WouldWork
+from controller.clouds.aws_errors import InstanceUnknown, SetupRefused, TokenMismatch, WouldWork
 from controller.clouds.base import (
     Abilities,
     CloudAway,
@@ -38,7 +38,7 @@ from controller.clouds.catalog import Catalog, MachineType, Reading, completed, 
 from controller.clouds.pace import Pace
 from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
-from controller.lifecycle.machines.model import Offer
+from controller.lifecycle.machines.model import Offer, Reach
 from controller.lifecycle.machines.reconcile import Found
 from controller.provider_config.aws import AwsProvider, AwsRegion
 
@@ -225,13 +225,14 @@ class AwsCloud:
         where = self._config.regions.get(offer.region)
         if where is None or offer.zone not in where.subnets:
             place = offer.zone or offer.region
-            raise Refused(f"providers.{self._name}.regions names no subnet in {place}")
+            message = f"providers.{self._name}.regions names no subnet in {place}"
+            raise Refused(message, Reach.ZONE)
         size = len(order.user_data.encode())
         if size > MAX_USER_DATA:
             raise Refused(f"the user-data has {size} bytes, and EC2 takes {MAX_USER_DATA}")
         request = self._request(order, where, await self._image(offer.region, where.image))
         try:
-            answer = await self._calls.ec2(offer.region, "run_instances", **request)
+            answer = await self._run(offer, request)
         # EC2 has the token with other parameters (IdempotentParameterMismatch): an order of before
         # has made a machine.
         except TokenMismatch as error:
@@ -240,6 +241,14 @@ class AwsCloud:
         if len(instances) != 1:
             raise CloudAway(f"run_instances in {offer.region} told {len(instances)} machines")
         return _created(offer.region, instances[0], self._config.is_public)
+
+    async def _run(self, offer: Offer, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Raises CloudError, which names the field that is wrong."""
+        try:
+            return await self._calls.ec2(offer.region, "run_instances", **request)
+        except SetupRefused as error:
+            field = error.field.format(region=offer.region, zone=offer.zone)
+            raise Refused(f"providers.{self._name}.{field}: {error}", error.reach) from None
 
     def _request(self, order: Order, where: AwsRegion, image: _Image) -> dict[str, Any]:
         """Return what is asked for: the same for the same order, image and settings."""
@@ -309,11 +318,11 @@ class AwsCloud:
         field = f"providers.{self._name}.regions.{region}.image"
         try:
             answer = await self._calls.ec2(region, "describe_images", ImageIds=[image])
-        except Refused as error:
-            raise Refused(f"{field}: {error}") from None
+        except (Refused, SetupRefused) as error:
+            raise Refused(f"{field}: {error}", Reach.REGION) from None
         images = answer.get("Images", ())
         if not images:
-            raise Refused(f"{field}: there is no image {image} in {region}")
+            raise Refused(f"{field}: there is no image {image} in {region}", Reach.REGION)
         self._images[region] = image_of(images[0])
         return self._images[region]
 
@@ -466,7 +475,7 @@ class AwsCloud:
         # Zones differ in their requests, and one token is for one request; botocore makes one.
         del request["ClientToken"]
         try:
-            await self._calls.ec2(region, "run_instances", DryRun=True, **request)
+            await self._run(size, {"DryRun": True, **request})
         except WouldWork:
             return
 

@@ -13,6 +13,7 @@ from controller.clouds.base import (
     Throttled,
     Unauthorized,
 )
+from controller.lifecycle.machines.model import Reach
 
 _NO_CAPACITY = frozenset(
     {
@@ -66,11 +67,31 @@ _UNAUTHORIZED = frozenset(
     }
 )
 _WITHOUT_KEYS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
+_OF_SETUP: tuple[tuple[str, str, Reach], ...] = (
+    ("InvalidAMIID", "regions.{region}.image", Reach.REGION),
+    ("InvalidGroup", "regions.{region}.security_groups", Reach.REGION),
+    ("InvalidSecurityGroup", "regions.{region}.security_groups", Reach.REGION),
+    ("InvalidKeyPair", "key_name", Reach.REGION),
+    ("InvalidSubnet", "regions.{region}.subnets.{zone}", Reach.ZONE),
+)
+"""How a code begins that is about what the controller's file names, and the field."""
+_PROFILE = "iaminstanceprofile"
+_OTHER_NETWORK = "belong to different networks"
 TOKEN_MISMATCH = "IdempotentParameterMismatch"
 TOKEN_OF_ENDED = "IdempotentInstanceTerminated"
 NOT_FOUND = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"})
 _FIRST_SERVER_ERROR = 500
 _MAX_SHOWN = 500
+
+
+class SetupRefused(CloudError):
+    """EC2 refuses what the controller's file names, which all offers within reach share. `field`:
+    of the provider, with `{region}` and `{zone}` where theirs belong."""
+
+    def __init__(self, message: str, field: str, reach: Reach) -> None:
+        super().__init__(message)
+        self.field = field
+        self.reach = reach
 
 
 class TokenMismatch(CloudAway):
@@ -120,4 +141,16 @@ def refusal(error: BotoCoreError | ClientError, what: str) -> CloudError:
         return Refused(f"{what}: the machine of this order has ended already ({code})")
     if status >= _FIRST_SERVER_ERROR or not code:
         return CloudAway(text)
-    return Refused(text)
+    return _of_setup(code, message, text) or Refused(text)
+
+
+def _of_setup(code: str, message: str, text: str) -> SetupRefused | None:
+    for begin, field, reach in _OF_SETUP:
+        if code.startswith(begin):
+            return SetupRefused(text, field, reach)
+    # EC2 has no codes of their own for these two.
+    if _PROFILE in message.lower().replace(" ", ""):
+        return SetupRefused(text, "instance_profile", Reach.REGION)
+    if _OTHER_NETWORK in message:
+        return SetupRefused(text, "regions.{region}.subnets.{zone}", Reach.ZONE)
+    return None

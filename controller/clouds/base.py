@@ -17,7 +17,7 @@ import msgspec
 
 from controller.clouds.catalog import CannotKeep, Catalog, Reading
 from controller.lifecycle.machines.life import Place
-from controller.lifecycle.machines.model import Offer
+from controller.lifecycle.machines.model import Offer, Reach
 from controller.lifecycle.machines.reconcile import Found
 
 log = logging.getLogger(__name__)
@@ -155,7 +155,10 @@ class Refreshes(Protocol):
 
 
 class CloudError(Exception):
-    """A call failed; the message is a sentence for operators."""
+    """A call failed; the message is a sentence for operators. `reach`: which offers would be
+    refused for the same cause."""
+
+    reach: Reach = Reach.OFFER
 
 
 class NoCapacity(CloudError):
@@ -167,7 +170,12 @@ class QuotaReached(CloudError):
 
 
 class Refused(CloudError):
-    """The provider refuses the request as it is. No machine was made."""
+    """The provider refuses the request as it is. No machine was made. If its `reach` is more than
+    the offer, the message names the field of the controller's file."""
+
+    def __init__(self, message: str, reach: Reach = Reach.OFFER) -> None:
+        super().__init__(message)
+        self.reach = reach
 
 
 class Throttled(CloudError):
@@ -276,5 +284,6 @@ async def account_or_none(provider: str, cloud: Cloud) -> str | None:
     try:
         return await answer_of(provider, cloud.account())
     except CloudError as error:
-        log.info("provider %s tells no account: %s", provider, error)
+        # It is asked every few seconds, and what follows from it is told to users.
+        log.debug("provider %s tells no account: %s", provider, error)
         return None

@@ -32,7 +32,7 @@ from controller.clouds.base import (
     Unauthorized,
 )
 from controller.lifecycle.machines.life import Place
-from controller.lifecycle.machines.model import GpuOffer, Offer
+from controller.lifecycle.machines.model import GpuOffer, Offer, Reach
 from controller.lifecycle.machines.reconcile import Found
 from fairlead.wire.decoders import decoder_of
 
@@ -114,13 +114,14 @@ class _ConsoleAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class _ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
     error: str
     message: str = ""
+    reach: Reach = Reach.OFFER
+    """Of `refused`: which offers would be refused for the same cause."""
     after: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 5.0
 
 
 _ERRORS: Mapping[str, type[CloudError]] = {
     "no_capacity": NoCapacity,
     "quota": QuotaReached,
-    "refused": Refused,
     "unauthorized": Unauthorized,
 }
 
@@ -326,4 +327,6 @@ def _error(answer: _ErrorAnswer, hides: str) -> CloudError:
     message = _hidden(answer.message or answer.error, hides)[:_MAX_MESSAGE]
     if answer.error == "throttled":
         return Throttled(message, answer.after)
+    if answer.error == "refused":
+        return Refused(message, answer.reach)
     return _ERRORS.get(answer.error, CloudAway)(message)

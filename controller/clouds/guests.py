@@ -77,6 +77,10 @@ class StartFailed(Exception):
     """The machine could not be made; nothing of it is left. The message is a sentence."""
 
 
+class ImageUnreadable(StartFailed):
+    """No machine can be made of the image."""
+
+
 class Guests:
     """The machines of one folder."""
 
@@ -167,7 +171,7 @@ class Guests:
             size: int = msgspec.json.decode(output, type=_ImageInfo).virtual_size
         except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
             image = self._settings.image
-            raise StartFailed(f"the image {image} cannot be read: {_words(error)}") from None
+            raise ImageUnreadable(f"the image {image} cannot be read: {_words(error)}") from None
         return size
 
     def _fill(self, folder: Path, guest: Guest, user_data: str) -> None:

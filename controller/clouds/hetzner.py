@@ -34,7 +34,7 @@ from controller.clouds.base import (
 from controller.clouds.rest import Rest
 from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
-from controller.lifecycle.machines.model import Offer
+from controller.lifecycle.machines.model import Offer, Reach
 from controller.lifecycle.machines.reconcile import Found
 from controller.provider_config.hetzner import HetznerProvider
 from fairlead.wire.decoders import decoder_of
@@ -58,6 +58,14 @@ _UNAUTHORIZED = frozenset({"forbidden", "token_readonly", "unauthorized"})
 _OPEN = frozenset({"conflict", "locked", "maintenance", "service_error", "timeout", "unavailable"})
 _NAME_TAKEN = "uniqueness_error"
 _NOT_FOUND = "not_found"
+_SETUP = {
+    "image": "image",
+    "ssh_key": "ssh_keys",
+    "firewall": "firewalls",
+    "network": "networks",
+}
+"""What a refusal names, and the field of the controller's file that it is about."""
+_OF_OFFER = ("server_type", "location")
 _FIRST_SERVER_ERROR, _TOO_MANY = 500, 429
 T = TypeVar("T")
 
@@ -142,8 +150,18 @@ class _Nothing(msgspec.Struct, frozen=True):
 
 
 class _ErrorContent(msgspec.Struct, frozen=True):
+    """`details`: of `invalid_input`, the fields that are wrong; of other codes, anything."""
+
     code: str = ""
     message: str = ""
+    details: Any = None
+
+    def fields(self) -> str:
+        """Return the names of the fields that are wrong, with a colon before them."""
+        found = self.details.get("fields") if isinstance(self.details, dict) else None
+        every = found if isinstance(found, list) else []
+        names = [str(one["name"]) for one in every if isinstance(one, dict) and "name" in one]
+        return f": {', '.join(names)}" if names else ""
 
 
 class _ErrorAnswer(msgspec.Struct, frozen=True):
@@ -237,15 +255,28 @@ class HetznerCloud:
         if size > MAX_USER_DATA:
             raise Refused(f"the user-data has {size} bytes, and Hetzner takes {MAX_USER_DATA}")
         if order.offer.region not in self._config.locations:
-            raise Refused(f"providers.{self._name}.locations does not name {order.offer.region}")
+            message = f"providers.{self._name}.locations does not name {order.offer.region}"
+            raise Refused(message, Reach.REGION)
         try:
             made = await self._call(_Made, "POST", "servers", content=self._request(order))
         except _NameTaken as error:
             return await self._made_before(order, error)
-        except _NotFound as error:
-            fields = f"image, ssh_keys, firewalls and networks of providers.{self._name}"
-            raise Refused(f"{error}: see to {fields}") from None
+        except (_NotFound, Refused) as error:
+            raise self._named(error) from None
         return self._created(made.server)
+
+    def _named(self, error: CloudError) -> Refused:
+        """Return the refusal of an order with the field of the controller's file that it is about;
+        what that names is the whole project's."""
+        text, within = str(error), f"providers.{self._name}"
+        lowered = text.lower().replace(" ", "_")
+        for word, field in _SETUP.items():
+            if word in lowered:
+                return Refused(f"{within}.{field}: {text}", Reach.PROVIDER)
+        if isinstance(error, Refused) or any(word in lowered for word in _OF_OFFER):
+            return Refused(text)
+        see_to = f"see to {', '.join(_SETUP.values())} of {within}"
+        return Refused(f"{text}: {see_to}", Reach.PROVIDER)
 
     def _request(self, order: Order) -> dict[str, Any]:
         """Return what is asked for: the same for the same order and settings."""
@@ -409,7 +440,8 @@ def _refusal(what: str, status: int, body: bytes) -> CloudError:
     except msgspec.MsgspecError:
         content = _ErrorContent()
     code = content.code
-    text = f"{what}: {content.message or 'no reason'} ({code or status})"[:_MAX_SHOWN]
+    cause = f"{code or status}{content.fields()}"
+    text = f"{what}: {content.message or 'no reason'} ({cause})"[:_MAX_SHOWN]
     if code in _NO_CAPACITY:
         return NoCapacity(text)
     if code == "resource_limit_exceeded":

@@ -25,10 +25,10 @@ from controller.clouds.base import (
     Order,
     Refused,
 )
-from controller.clouds.guests import Guest, Guests, StartFailed
+from controller.clouds.guests import Guest, Guests, ImageUnreadable, StartFailed
 from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
-from controller.lifecycle.machines.model import Offer
+from controller.lifecycle.machines.model import Offer, Reach
 from controller.lifecycle.machines.reconcile import Found
 from controller.provider_config.qemu import QemuProvider
 
@@ -104,14 +104,20 @@ class QemuCloud:
         try:
             made = self._guests.make(guest, user_data)
             self._guests.start(made)
+        except ImageUnreadable as failed:
+            raise self._refusal(guest.id, str(failed), Reach.PROVIDER) from None
         except StartFailed as failed:
             raise self._refusal(guest.id, str(failed)) from None
         return made
 
-    def _refusal(self, guest_id: str, message: str) -> Refused | CloudAway:
+    def _refusal(
+        self, guest_id: str, message: str, reach: Reach = Reach.OFFER
+    ) -> Refused | CloudAway:
         """Return the definite no, once nothing of the machine is left."""
+        if reach is Reach.PROVIDER:
+            message = f"providers.{self._name}.image: {message}"
         if self._guests.end(guest_id):
-            return Refused(message)
+            return Refused(message, reach)
         return CloudAway(message)
 
     def _why_ended(self, guest_id: str) -> Refused | CloudAway:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import importlib
 from collections.abc import Iterable, Iterator
 
 import asyncssh
+import msgspec
 
 from controller import identity
 from controller.clouds.base import Cloud
@@ -24,6 +27,8 @@ from controller.provider_config.reading import ProviderConfig
 from controller.service.machines.user_data import JoinPoint, UserData, render
 from controller.store.base import Changes, Snapshot, Store, StoredCatalog
 from controller.store.errors import StoreError
+
+_DIGEST_LENGTH = 16
 
 
 def require_providers(options: Options, snapshot: Snapshot) -> None:
@@ -146,4 +151,12 @@ def machine_settings(
         boot_data=user_data,
         pin=lambda machine_id: boot_data.pin(secret, machine_id),
         spending=options.spending,
+        setups={name: _digest(secret, config) for name, config in options.providers.items()},
     )
+
+
+def _digest(secret: bytes, config: ProviderConfig) -> str:
+    """Return what tells whether two controllers' files say the same of a provider. It is stored
+    with each machine, and an argument of a program may be a secret: so it is keyed."""
+    content = msgspec.json.encode(config, enc_hook=str, order="deterministic")
+    return hmac.new(secret, content, hashlib.sha256).hexdigest()[:_DIGEST_LENGTH]

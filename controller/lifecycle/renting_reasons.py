@@ -78,6 +78,27 @@ class NoCapacity(_Reason, frozen=True, kw_only=True, tag="no_capacity"):
         )
 
 
+class SetupRefused(_Reason, frozen=True, kw_only=True, tag="setup_refused"):
+    """The provider refuses what the controller's file names for each offer that would do, such as
+    the image of a region. `where`: the places, in words; `detail`: the field, and the provider's
+    words. `next_at`, `unknown`: as above."""
+
+    fleet: str
+    where: tuple[str, ...]
+    detail: str
+    next_at: float
+    unknown: str | None = None
+
+    def sentence(self) -> str:
+        return (
+            f"fleet {self.fleet} rents nothing {', '.join(self.where)}, since each order there "
+            f"would be refused: {self.detail}; once an admin has corrected that, `fairlead "
+            f"provider check` has it tried at once, else the next try is at "
+            f"{_time_of_day(self.next_at)}"
+            f"{_also(self.unknown)}"
+        )
+
+
 class QuotaOfProvider(_Reason, frozen=True, kw_only=True, tag="quota"):
     """The account may have no more machines of each offer that would do. `detail`: the provider's
     words, which name the quota. `unknown`: as above."""
@@ -154,6 +175,7 @@ MachineReason = (
     BuysMachine
     | NoOffer
     | NoCapacity
+    | SetupRefused
     | QuotaOfProvider
     | OverBudget
     | FleetAtMost
@@ -168,6 +190,6 @@ def is_definite(reason: MachineReason | None) -> bool:
     nothing and grants nothing. Nor does another gang's turn."""
     if isinstance(reason, ProviderAway | GangsInTurn):
         return False
-    if isinstance(reason, NoOffer | NoCapacity | QuotaOfProvider):
+    if isinstance(reason, NoOffer | NoCapacity | SetupRefused | QuotaOfProvider):
         return reason.unknown is None
     return True

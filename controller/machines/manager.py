@@ -32,6 +32,8 @@ class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
     boot_data: Callable[[Machine], str]
     pin: Callable[[str], Pinned]
     spending: Spending = Spending()
+    setups: Mapping[str, str] = {}
+    """A digest of what the controller's file says of each provider."""
 
 
 class MachineManager:
@@ -86,6 +88,10 @@ class MachineManager:
     async def offered(self, provider: str, known: KnownOffers) -> None:
         """Take the provider's offers before its worker asks for them again. Raises CloudError."""
         self._tell(provider, await self.supplies[provider].of(known))
+
+    def found_faultless(self, provider: str) -> None:
+        """Let orders that the provider refused as such be tried again."""
+        self._rentals.found_faultless(provider)
 
     def try_one(self, provider: str, offer: Offer, machine_id: str) -> Trial:
         """Begin a check that makes a machine of this offer and ends it."""

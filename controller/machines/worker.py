@@ -259,8 +259,9 @@ class Worker:
         return await self._answer(self._cloud.account())
 
     def _refused(self, machine_id: str, refusal: CloudError) -> None:
-        end = _DEFINITE[type(refusal)]
-        self._desk.post(OrderRefused(machine_id=machine_id, end=end, message=str(refusal)))
+        end, reach = _DEFINITE[type(refusal)], refusal.reach
+        told = OrderRefused(machine_id=machine_id, end=end, message=str(refusal), reach=reach)
+        self._desk.post(told)
 
     def _failed(self, machine_id: str, error: CloudError, *, nothing_made: bool = False) -> None:
         log.warning("machine %s: %s", machine_id, error)

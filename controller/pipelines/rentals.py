@@ -77,6 +77,8 @@ class RentalSettings(msgspec.Struct, frozen=True, kw_only=True):
     month_of: Callable[[float], float]
     spending: Spending = Spending()
     providers: frozenset[str] | None = None
+    setups: Mapping[str, str] = {}
+    """A digest of what the controller's file says of each provider."""
 
 
 class GoneNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +121,7 @@ class Rentals:
         """Set when records were committed."""
         self.reasons: Mapping[str, MachineReason] = {}
         """What is done for waiting attempts, or why nothing is, by id."""
-        self.penalties = Penalties(self.machines.values())
+        self.penalties = Penalties(self.machines.values(), settings.setups)
         self._index = index
         self._settings = settings
         self._could_hold = could_hold
@@ -189,6 +191,12 @@ class Rentals:
         """Return the account in which the provider's offers make machines."""
         known = self._supplies.get(provider)
         return None if known is None else known.account
+
+    def found_faultless(self, provider: str) -> None:
+        """Order again what the provider refused as a request: a check of it found no fault."""
+        self.penalties.forget_refused(provider)
+        self._is_dirty = True
+        self._wake()
 
     def note_change(self) -> None:
         """Note that runs, nodes or fleets changed in this turn."""
@@ -419,7 +427,14 @@ class _Turn:
             penalties.forget(after.offer)
         if after.end is not before.end and after.end in _REFUSALS:
             asked = (one.after for one in reports if isinstance(one, life.OrderRefused))
-            penalties.add(after.offer, after.end, self._now, next(asked, None), after.message)
+            penalties.add(
+                after.offer,
+                after.end,
+                self._now,
+                after=next(asked, None),
+                message=after.message,
+                reach=after.reach,
+            )
 
     def _put(self, before: Machine, after: Machine) -> None:
         self._rentals.machines[after.id] = self._machines[after.id] = after
@@ -502,6 +517,7 @@ class _Turn:
                 offer=order.offer,
                 token=token_of(self._settings.installation, machine_id, order.offer),
                 account=self._rentals.account_of(order.offer.provider),
+                setup=self._settings.setups.get(order.offer.provider),
                 group=group,
                 leash=self._leash_of(order.fleet),
                 idle_duration=order.idle_duration,

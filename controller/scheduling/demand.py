@@ -20,6 +20,7 @@ from controller.lifecycle.machines.model import (
     MachineEnd,
     MachineStatus,
     Offer,
+    Reach,
 )
 from controller.lifecycle.model import Resources
 from controller.lifecycle.renting_reasons import (
@@ -31,6 +32,7 @@ from controller.lifecycle.renting_reasons import (
     ProviderAway,
     QuotaOfProvider,
     ReusesOnly,
+    SetupRefused,
     is_definite,
 )
 from controller.lifecycle.reports import MachineAnswered
@@ -146,7 +148,8 @@ class _Look:
         self._unrentable: dict[str, str | None] = {}
         """Why no machine may come for an attempt, by its id; None: one may."""
         self._reasons: dict[str, MachineReason] = {}
-        self._in_vain: dict[tuple[Need, bool], MachineReason] = {}
+        self._in_vain: dict[tuple[str, Need, bool], MachineReason] = {}
+        """What was refused already; users differ in what they may spend."""
         self._first: dict[Need, int] = {}
         """The first bin that may hold a need: bins only fill up during a look."""
         self._groups = 0
@@ -277,7 +280,7 @@ class _Look:
         if not member.job.spec.rent.buys:
             return ReusesOnly()
         rather_on_demand = _lost_a_spot_machine(member)
-        key = need, rather_on_demand
+        key = unit.run.user, need, rather_on_demand
         if key in self._in_vain:
             return self._in_vain[key]
         refusal: MachineReason | None = None
@@ -323,8 +326,11 @@ class _Look:
         fitting = self._fitting(fleet, need)
         if not isinstance(fitting, list):
             return fitting
-        ordered = market.in_order(fitting, on_demand_first=on_demand_first)[:MAX_TRIES]
-        open_ = [one for one in ordered if self._shop.penalties.until(one, self._now) is None]
+        ordered = market.in_order(fitting, on_demand_first=on_demand_first)
+        shared = self._shop.penalties.is_shared
+        # Nothing is tried where each order would be refused, so that takes up no tries.
+        tried = [one for one in ordered if not shared(one, self._now)][:MAX_TRIES]
+        open_ = [one for one in tried if self._shop.penalties.until(one, self._now) is None]
         if not open_:
             return self._no_capacity(fleet, ordered)
         refuses = self._purses.refuses
@@ -363,22 +369,40 @@ class _Look:
     def _unknown(self, policy: MachinesPolicy) -> str | None:
         return market.unknown_for(policy, self._shop.unknown.get(policy.provider, {}))
 
-    def _no_capacity(self, fleet: Fleet, tried: Sequence[Offer]) -> NoCapacity | QuotaOfProvider:
-        known = [one for offer in tried if (one := self._shop.penalties.of(offer)) is not None]
+    def _no_capacity(
+        self, fleet: Fleet, offers: Sequence[Offer]
+    ) -> NoCapacity | QuotaOfProvider | SetupRefused:
+        """Return why those of the offers that are left out may not be tried now."""
         unknown = self._unknown(_policy(fleet))
-        first = min(one.until for one in known)
-        if all(one.end is MachineEnd.QUOTA_REACHED for one in known):
+        left_out = [
+            (one, why)
+            for one in offers
+            if (why := self._shop.penalties.of(one)) is not None and why.until > self._now
+        ]
+        shared = [(one, why) for one, why in left_out if why.reach is not Reach.OFFER]
+        alone = [(one, why) for one, why in left_out if why.reach is Reach.OFFER][:MAX_TRIES]
+        first = min(why.until for _, why in (*shared, *alone))
+        where = tuple(dict.fromkeys(one.within(why.reach) for one, why in shared))
+        setup = shared[0][1].message or "it does not say why" if shared else None
+        if setup is not None and not alone:
+            return SetupRefused(
+                fleet=fleet.name, where=where, detail=setup, next_at=first, unknown=unknown
+            )
+        if setup is None and all(why.end is MachineEnd.QUOTA_REACHED for _, why in alone):
             return QuotaOfProvider(
                 fleet=fleet.name,
-                detail=known[0].message or "it does not say which",
+                detail=alone[0][1].message or "it does not say which",
                 next_at=first,
                 unknown=unknown,
             )
+        detail = alone[0][1].message if alone[0][1].end is not MachineEnd.NO_CAPACITY else None
+        if setup is not None:
+            detail = f"each order {', '.join(where)} would be refused: {setup}"
         return NoCapacity(
             fleet=fleet.name,
-            tried=tuple(one.words() for one in tried),
+            tried=tuple(one.words() for one, _ in alone),
             next_at=first,
-            detail=None if known[0].end is MachineEnd.NO_CAPACITY else known[0].message,
+            detail=detail,
             unknown=unknown,
         )
 
@@ -431,7 +455,7 @@ class _Look:
         ordered = market.in_order(offers.values(), on_demand_first=on_demand)
         open_ = [one for one in ordered if self._shop.penalties.until(one, self._now) is None]
         if not open_:
-            return self._no_capacity(fleet, ordered[:MAX_TRIES])
+            return self._no_capacity(fleet, ordered)
         plans = list(self._plans(unit, fleet, open_))
         if not plans:
             lacks = "no zone's offers could hold the whole gang where its other jobs are"

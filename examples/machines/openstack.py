@@ -39,7 +39,8 @@ GONE = ("DELETED", "SOFT_DELETED")
 
 class Refusal(Exception):
     """`kind`: no_capacity, quota, refused, throttled or unauthorized. Anything else leaves open
-    whether the call did its work. `is_missing`: Nova has no such thing."""
+    whether the call did its work. `is_missing`: Nova has no such thing. `reach`: which offers would
+    be refused for the same cause."""
 
     def __init__(
         self, kind: str, message: str, after: float = 5.0, is_missing: bool = False
@@ -48,6 +49,7 @@ class Refusal(Exception):
         self.kind = kind
         self.after = after
         self.is_missing = is_missing
+        self.reach = "offer"
 
 
 class Servers:
@@ -86,7 +88,13 @@ class Servers:
         for one in self._pages("servers", {"name": f"^{re.escape(name)}$"}):
             if one["name"] == name and is_of(one, wish["installation"]):
                 return shown(self._built(one["id"]))
-        made = self.api.call("POST", "/servers", {"server": self._order(wish, name)})
+        try:
+            made = self.api.call("POST", "/servers", {"server": self._order(wish, name)})
+        except Refusal as refusal:
+            # Each flavor has the image, networks and groups of this program's arguments.
+            if any(word in str(refusal).lower() for word in ("image", "network", "security_group")):
+                refusal.reach = "provider"
+            raise
         return shown(self._built(made["server"]["id"]))
 
     def _order(self, wish: Wish, name: str) -> Wish:
@@ -334,6 +342,7 @@ def main() -> None:
         answer = getattr(Servers(options), wish["call"])(wish)
     except Refusal as refusal:
         answer = {"error": refusal.kind, "message": str(refusal), "after": refusal.after}
+        answer["reach"] = refusal.reach
     json.dump(answer, sys.stdout)
 
 

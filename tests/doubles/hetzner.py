@@ -28,6 +28,7 @@ class HetznerFailure(msgspec.Struct, frozen=True):
     status: int
     code: str
     message: str = "eight are enough"
+    details: Any = None
 
 
 class HetznerDouble:
@@ -168,7 +169,8 @@ class HetznerDouble:
 
 
 def _error(failure: HetznerFailure) -> web.Response:
-    content = {"error": {"code": failure.code, "message": failure.message}}
+    told = {"code": failure.code, "message": failure.message, "details": failure.details}
+    content = {"error": told}
     return web.json_response(content, status=failure.status)
 
 

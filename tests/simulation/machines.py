@@ -31,6 +31,7 @@ from controller.clouds.base import (
     NoCapacity,
     Order,
     QuotaReached,
+    Refused,
     Throttled,
     Unauthorized,
 )
@@ -41,6 +42,7 @@ from controller.lifecycle.machines.model import (
     MachineEnd,
     MachineStatus,
     Offer,
+    Reach,
     attributes_of_offer,
     cost_between,
 )
@@ -204,6 +206,9 @@ class WaywardCloud:
             raise CloudAway("503")
         if roll < 0.33:
             raise Unauthorized("not now")
+        if roll < 0.35:
+            # Somebody takes a subnet, or the image of the region, away for some time.
+            raise Refused("it is not there", Reach.ZONE if roll < 0.34 else Reach.REGION)
         made = self._make(order, account)
         if roll < 0.42:
             await asyncio.sleep(chance.uniform(0.0, 30.0))

@@ -49,7 +49,7 @@ from controller.clouds.gcp.answers import (
     require_whole,
 )
 from controller.clouds.gcp.calls import Calls
-from controller.clouds.gcp.errors import NameTaken, NotThere, failure
+from controller.clouds.gcp.errors import NameTaken, NotThere, failure, named
 from controller.clouds.gcp.order import (
     INSTALLATION_LABEL,
     MACHINE_LABEL,
@@ -61,7 +61,7 @@ from controller.clouds.gcp.types import TypeInfo, machine_type
 from controller.clouds.pace import Pace
 from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
-from controller.lifecycle.machines.model import Offer
+from controller.lifecycle.machines.model import Offer, Reach
 from controller.lifecycle.machines.reconcile import Found
 from controller.provider_config.gcp import GcpProvider, GcpRegion
 
@@ -242,7 +242,8 @@ class GcpCloud:
         where = self._config.regions.get(offer.region)
         if where is None or offer.zone not in where.zones:
             location = offer.zone or offer.region
-            raise Refused(f"providers.{self._name}.regions does not name {location}")
+            message = f"providers.{self._name}.regions does not name {location}"
+            raise Refused(message, Reach.ZONE)
         size = len(order.user_data.encode())
         if size > MAX_USER_DATA:
             raise Refused(f"the user-data has {size} bytes, and Google takes {MAX_USER_DATA}")
@@ -250,7 +251,7 @@ class GcpCloud:
             operation = await self._begin(order, where)
         # The answer to an earlier order may have been lost: the machine of this name is looked at.
         except (NameTaken, NoCapacity, QuotaReached, Refused) as error:
-            return await self._made_before(order, error)
+            return await self._made_before(order, named(error, self._name, offer.region))
         return Accepted(outcome=partial(self._outcome, order, operation))
 
     async def _outcome(self, order: Order, operation: Operation) -> Created:
@@ -258,6 +259,7 @@ class GcpCloud:
         operation = await self._until_done(zone, operation)
         if operation.error is not None:
             refusal, may_be_there = failure(what, operation.error.errors)
+            refusal = named(refusal, self._name, order.offer.region)
             if may_be_there:
                 return await self._made_before(order, refusal)
             # What is still seen of the machine is on its way out.

@@ -19,6 +19,7 @@ from controller.clouds.base import (
     Throttled,
     Unauthorized,
 )
+from controller.lifecycle.machines.model import Reach
 from fairlead.wire.decoders import decoder_of
 
 _THROTTLED_SECONDS = 10.0
@@ -50,6 +51,13 @@ _EXHAUSTED = "RESOURCE_POOL_EXHAUSTED"
 _TAKEN = frozenset({"alreadyExists", "RESOURCE_ALREADY_EXISTS"})
 _OPEN = frozenset({"resourceNotReady", "resourceInUseByAnotherResource", "RESOURCE_NOT_READY"})
 _UNAUTHORIZED = frozenset({"PERMISSIONS_ERROR", "PERMISSION_DENIED", "FORBIDDEN"})
+_OF_SETUP: tuple[tuple[tuple[str, ...], str, Reach], ...] = (
+    (("/images/", "sourceImage"), "image", Reach.PROVIDER),
+    (("/subnetworks/", ".subnetwork"), "regions.{region}.subnetwork", Reach.REGION),
+    (("serviceAccount",), "service_account", Reach.PROVIDER),
+)
+"""What a message has that is about what the controller's file names, and the field. Google has no
+codes for these: it names the resource, or the field of its own."""
 _FAULTS = frozenset({"INTERNAL_ERROR", "BACKEND_ERROR", "SERVICE_UNAVAILABLE", "TIMEOUT"})
 
 
@@ -83,6 +91,18 @@ class Fault(msgspec.Struct, frozen=True):
 
     code: str = ""
     message: str = ""
+
+
+def named(error: CloudError, provider: str, region: str) -> CloudError:
+    """Return a refusal with the field of the controller's file that it is about, if there is one,
+    and with its reach."""
+    text = str(error)
+    if not isinstance(error, Refused):
+        return error
+    for words, field, reach in _OF_SETUP:
+        if any(word in text for word in words):
+            return Refused(f"providers.{provider}.{field.format(region=region)}: {text}", reach)
+    return error
 
 
 def refusal(what: str, status: int, body: bytes) -> CloudError:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from controller.lifecycle.inventory import MachinesPolicy, Node
-from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
+from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Reach
 from fairlead.model.statuses import NodeStatus
 
 _DEFAULT_BOOT_LIMIT = 1200.0
@@ -50,11 +50,12 @@ class AccountKnown(_Report, frozen=True, kw_only=True):
 
 
 class OrderRefused(_Report, frozen=True, kw_only=True):
-    """The provider has definitely not made the machine. `after`: seconds before which it wants no
-    other try."""
+    """The provider has definitely not made the machine. `reach`: which offers it would refuse, too.
+    `after`: seconds before which it wants no other try."""
 
     end: MachineEnd
     message: str
+    reach: Reach = Reach.OFFER
     after: float | None = None
 
 
@@ -156,6 +157,7 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
                 status=MachineStatus.TERMINATED,
                 end=end,
                 message=machine.message or report.message,
+                reach=report.reach,
                 terminated_at=machine.ordered_at,
             )
         case InstanceGone() if machine.status is MachineStatus.TERMINATING:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy, Spending, Spot
-from controller.lifecycle.machines.model import Machine, MachineEnd, Offer, cost_between
+from controller.lifecycle.machines.model import Machine, MachineEnd, Offer, Reach, cost_between
 from controller.lifecycle.renting_reasons import FleetAtMost, OverBudget
 
 _FIRST_PENALTY = {
@@ -23,25 +23,33 @@ _HOUR = 3600.0
 
 
 class Penalty(msgspec.Struct, frozen=True, kw_only=True):
-    """An offer that was refused is not tried again before `until`. `message`: the refusal."""
+    """An offer that was refused is not tried again before `until`, nor is another one in `reach`
+    of the refusal. `message`: the refusal."""
 
     until: float
     wait: float
     end: MachineEnd
+    reach: Reach = Reach.OFFER
     message: str | None = None
 
 
 class Penalties:
-    """What was refused, by the key of the offer. It is not stored, and follows from the records of
-    machines: a controller that is restarted in a drought does not ask for everything again."""
+    """What was refused, by the offers that the refusal holds for. It is not stored, and follows
+    from the records of machines: a controller that is restarted in a drought does not ask for
+    everything again."""
 
-    def __init__(self, machines: Iterable[Machine] = ()) -> None:
-        """`machines`: the records so far."""
-        self._known: dict[str, Penalty] = {}
+    def __init__(
+        self, machines: Iterable[Machine] = (), setups: Mapping[str, str] | None = None
+    ) -> None:
+        """`machines`: the records so far. `setups`: a digest of what the controller's file says of
+        each provider."""
+        self._known: dict[tuple[Reach, str, str], Penalty] = {}
         for at, machine in sorted(_outcomes(machines), key=lambda one: one[0]):
             if machine.end in _FIRST_PENALTY and machine.joined_at is None:
                 assert machine.end is not None
-                self.add(machine.offer, machine.end, at, message=machine.message)
+                if not _is_of_another_setup(machine, setups or {}):
+                    reach, message = machine.reach, machine.message
+                    self.add(machine.offer, machine.end, at, message=message, reach=reach)
             else:
                 self.forget(machine.offer)
 
@@ -52,12 +60,15 @@ class Penalties:
         now: float,
         after: float | None = None,
         message: str | None = None,
+        reach: Reach = Reach.OFFER,
     ) -> None:
-        """Leave the offer out for some time; each refusal in a row doubles it.
+        """Leave the offer out for some time, and those in `reach`; each refusal in a row doubles
+        it.
 
         `after`: the least time that the provider asks for.
         """
-        before = self._known.get(offer.key)
+        key = _key(offer, reach)
+        before = self._known.get(key)
         # Machines of one order are refused together: that is one refusal, not eight.
         if before is not None and before.until > now:
             return
@@ -65,24 +76,62 @@ class Penalties:
         is_in_a_row = before is not None and now - before.until < before.wait
         wait = min(_MAX_PENALTY, 2 * before.wait) if before and is_in_a_row else first
         wait = max(wait, after or 0.0)
-        self._known[offer.key] = Penalty(until=now + wait, wait=wait, end=end, message=message)
+        self._known[key] = Penalty(
+            until=now + wait, wait=wait, end=end, reach=reach, message=message
+        )
 
     def forget(self, offer: Offer) -> None:
-        """Forget refusals of the offer: a machine of it came."""
-        self._known.pop(offer.key, None)
+        """Forget refusals that hold for the offer: a machine of it came."""
+        for reach in Reach:
+            self._known.pop(_key(offer, reach), None)
+
+    def forget_refused(self, provider: str) -> None:
+        """Forget the requests that the provider refused as such: they would work now."""
+        self._known = {
+            key: one
+            for key, one in self._known.items()
+            if key[1] != provider or one.end is not MachineEnd.REFUSED
+        }
 
     def until(self, offer: Offer, now: float) -> float | None:
         """Return when the offer may be tried again; None: now."""
-        known = self._known.get(offer.key)
+        known = self.of(offer)
         return None if known is None or known.until <= now else known.until
 
     def of(self, offer: Offer) -> Penalty | None:
-        """Return the latest refusal of the offer."""
-        return self._known.get(offer.key)
+        """Return the refusal that keeps the offer out for longest."""
+        known = [one for reach in Reach if (one := self._known.get(_key(offer, reach))) is not None]
+        return max(known, key=lambda one: one.until, default=None)
+
+    def is_shared(self, offer: Offer, now: float) -> bool:
+        """Return whether the offer is left out for what another one was refused for, too."""
+        known = self.of(offer)
+        return known is not None and known.until > now and known.reach is not Reach.OFFER
 
     def next_end(self, now: float) -> float | None:
         """Return when the next penalty ends."""
         return min((one.until for one in self._known.values() if one.until > now), default=None)
+
+
+def _key(offer: Offer, reach: Reach) -> tuple[Reach, str, str]:
+    """Return what a refusal of this reach is remembered by; its second part is the provider."""
+    match reach:
+        case Reach.OFFER:
+            where = offer.key
+        case Reach.ZONE:
+            where = f"{offer.region}/{offer.zone}"
+        case Reach.REGION:
+            where = offer.region
+        case Reach.PROVIDER:
+            where = ""
+    return reach, offer.provider, where
+
+
+def _is_of_another_setup(machine: Machine, setups: Mapping[str, str]) -> bool:
+    """Return whether the request was refused for what the controller's file says no longer."""
+    if machine.end is not MachineEnd.REFUSED or machine.setup is None:
+        return False
+    return setups.get(machine.offer.provider, machine.setup) != machine.setup
 
 
 def _outcomes(machines: Iterable[Machine]) -> Iterator[tuple[float, Machine]]:

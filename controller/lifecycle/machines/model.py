@@ -18,6 +18,16 @@ from fairlead.wire.gpu_names import GpuVendor
 _TOKEN_LENGTH = 52
 
 
+class Reach(StrEnum):
+    """Which offers share the cause of a refusal: what the controller's file names for them, such as
+    an image."""
+
+    OFFER = "offer"
+    ZONE = "zone"
+    REGION = "region"
+    PROVIDER = "provider"
+
+
 class GpuOffer(msgspec.Struct, frozen=True, kw_only=True):
     """The GPUs of an offer; `memory` of each, in bytes."""
 
@@ -59,6 +69,18 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     def place(self) -> tuple[str, str, str | None]:
         """Return the zone; the machines of one gang share it."""
         return self.provider, self.region, self.zone
+
+    def within(self, reach: Reach) -> str:
+        """Return the place in which a refusal of this reach holds, as users read it."""
+        match reach:
+            case Reach.OFFER:
+                return f"for {self.words()}"
+            case Reach.ZONE:
+                return f"in zone {self.zone or '-'} of provider {self.provider}"
+            case Reach.REGION:
+                return f"in region {self.region} of provider {self.provider}"
+            case Reach.PROVIDER:
+                return f"at provider {self.provider}"
 
     @property
     def bid(self) -> float | None:
@@ -125,6 +147,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     end: MachineEnd | None = None
     message: str | None = None
     """Why it ends, as a sentence."""
+    reach: Reach = Reach.OFFER
+    """Which offers its refusal holds for."""
+    setup: str | None = None
+    """A digest of what the controller's file said of its provider when it was ordered."""
     trouble: str | None = None
     """Why the last call about it failed, as a sentence; None: it did not."""
     leash: float | None = None

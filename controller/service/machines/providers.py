@@ -93,12 +93,19 @@ class ProviderService:
         return self._offered(cloud, known)
 
     async def check(self, name: str, user: User) -> list[Examined]:
-        """Try what orders at this provider need; no machine is made.
+        """Try what orders at this provider need; no machine is made. Without a fault, requests that
+        the provider refused as such are tried again.
 
         Raises Forbidden, NotFound, Unavailable.
         """
         require_admin(user, "check a provider")
         manager, cloud = self._cloud(name)
+        found = await self._examined(name, manager, cloud)
+        if all(one.fault is None for one in found):
+            manager.found_faultless(name)
+        return found
+
+    async def _examined(self, name: str, manager: MachineManager, cloud: Cloud) -> list[Examined]:
         try:
             known = await answer_of(name, cloud.offers())
         except CloudError as error:

@@ -22,7 +22,7 @@ from controller.clouds.base import (
     Throttled,
     Unauthorized,
 )
-from controller.lifecycle.machines.model import Offer
+from controller.lifecycle.machines.model import Offer, Reach
 from controller.provider_config.aws import AwsProvider, AwsRegion
 from tests.support.cloud_contract import CloudContract, ended, installation, order_of
 from tests.support.ec2_account import moto_server
@@ -363,11 +363,58 @@ async def test_an_image_that_is_not_there_is_named_with_its_field(
     config = AwsProvider(regions={REGION: where}, endpoint=world.front.url)
     cloud = AwsCloud("aws-eu", config)
     try:
-        with pytest.raises(Refused, match=rf"providers\.aws-eu\.regions\.{REGION}\.image"):
+        with pytest.raises(Refused, match=rf"providers\.aws-eu\.regions\.{REGION}\.image") as no:
             await cloud.create(order_of(world, installation))
+        assert no.value.reach is Reach.REGION
     finally:
         await cloud.close()
     assert not world.front.wishes
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "field", "reach"),
+    [
+        ("InvalidAMIID.Unavailable", "gone", f"regions.{REGION}.image", Reach.REGION),
+        ("InvalidGroup.NotFound", "gone", f"regions.{REGION}.security_groups", Reach.REGION),
+        ("InvalidKeyPair.NotFound", "gone", "key_name", Reach.REGION),
+        (
+            "InvalidParameterValue",
+            "Value (jobs) for parameter iamInstanceProfile.name is invalid",
+            "instance_profile",
+            Reach.REGION,
+        ),
+        ("InvalidSubnetID.NotFound", "gone", f"regions.{REGION}.subnets.{REGION}a", Reach.ZONE),
+        (
+            "InvalidParameter",
+            "Security group sg-1 and subnet subnet-1 belong to different networks.",
+            f"regions.{REGION}.subnets.{REGION}a",
+            Reach.ZONE,
+        ),
+    ],
+)
+async def test_a_refusal_of_what_the_file_names_tells_the_field_and_its_reach(
+    world: Ec2World, installation: str, code: str, message: str, field: str, reach: Reach
+) -> None:
+    world.front.fails["RunInstances"] = [Failure(code, message)]
+    with pytest.raises(Refused) as caught:
+        await world.cloud.create(order_of(world, installation))
+    assert str(caught.value).startswith(f"providers.aws-eu.{field}: run_instances")
+    assert (code in str(caught.value), caught.value.reach) == (True, reach)
+
+
+async def test_a_refusal_of_a_type_is_of_that_offer_alone(
+    world: Ec2World, installation: str
+) -> None:
+    world.front.fails["RunInstances"] = [Failure("Unsupported", "not supported in this zone")]
+    with pytest.raises(Refused, match="Unsupported") as caught:
+        await world.cloud.create(order_of(world, installation))
+    assert caught.value.reach is Reach.OFFER
+
+
+async def test_a_check_names_the_field_of_a_subnet_that_is_not_there(world: Ec2World) -> None:
+    world.front.fails["RunInstances"] = [Failure("InvalidSubnetID.NotFound", "gone")] * 9
+    faults = [one.fault for one in await world.cloud.examine() if one.fault is not None]
+    assert any(f"providers.aws-eu.regions.{REGION}.subnets.{REGION}a: " in one for one in faults)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from controller.lifecycle.attempts import limits
 from controller.lifecycle.inventory import Budget, Fleet, Spending, Spot
 from controller.lifecycle.machines.market import Market, Penalties, Supply
-from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
+from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Reach
 from controller.lifecycle.model import (
     Constraint,
     Group,
@@ -519,6 +519,76 @@ def test_a_refusal_is_told_with_the_providers_words() -> None:
     }
 
 
+WRONG: dict[str, Any] = {"message": "regions.north.image: gone", "reach": Reach.REGION}
+
+
+def test_what_the_file_names_wrong_for_a_region_is_refused_once() -> None:
+    south = offer("dear", region="south", zone="south-1", price=9.0)
+    cheap = [offer(f"small{number}", price=1.0 + number / 100) for number in range(30)]
+    market = shop(*cheap, south)
+    market.penalties.add(cheap[0], MachineEnd.REFUSED, NOW, **WRONG)
+    # Thirty offers that nobody tries leave the tries to the other region.
+    assert types(look(waiting(1), market)) == ["dear"]
+    only = waiting(1, fleet(regions=("north",)))
+    found = look(only, market)
+    assert found.orders == ()
+    assert sentences(found) == {
+        "fleet burst rents nothing in region north of provider lab, since each order there would "
+        "be refused: regions.north.image: gone; once an admin has corrected that, `fairlead "
+        "provider check` has it tried at once, else the next try is at "
+        f"{shown(NOW + 600)}"
+    }
+    assert len(found.answers) == 1
+    market.penalties.forget_refused("lab")
+    assert types(look(only, market)) == ["small0"]
+
+
+def test_a_region_that_is_left_out_is_named_with_what_else_was_refused() -> None:
+    south = offer("dear", region="south", zone="south-1", price=9.0)
+    market = shop(offer(), south)
+    market.penalties.add(offer(), MachineEnd.REFUSED, NOW, **WRONG)
+    market.penalties.add(south, MachineEnd.NO_CAPACITY, NOW)
+    (sentence,) = sentences(look(waiting(1), market))
+    assert sentence.startswith(
+        "the provider of fleet burst has refused dear in south-1 (on demand, 9 an hour): each "
+        "order in region north of provider lab would be refused: regions.north.image: gone ("
+    )
+
+
+@pytest.mark.parametrize(
+    ("reach", "out"),
+    [
+        (Reach.OFFER, {"a"}),
+        (Reach.ZONE, {"a", "same zone"}),
+        (Reach.REGION, {"a", "same zone", "same region"}),
+        (Reach.PROVIDER, {"a", "same zone", "same region", "same provider"}),
+    ],
+)
+def test_a_refusal_holds_as_far_as_its_cause_reaches(reach: Reach, out: set[str]) -> None:
+    every = (
+        offer("a"),
+        offer("same zone"),
+        offer("same region", zone="north-2"),
+        offer("same provider", region="south", zone="south-1"),
+        offer("other", provider="far"),
+    )
+    penalties = Penalties()
+    penalties.add(every[0], MachineEnd.REFUSED, NOW, reach=reach)
+    assert {one.instance_type for one in every if penalties.until(one, NOW) is not None} == out
+    penalties.forget(every[0])
+    assert all(penalties.until(one, NOW) is None for one in every)
+
+
+def test_a_file_that_says_something_else_of_a_provider_ends_its_refusals() -> None:
+    gone = {"status": MachineStatus.TERMINATED, "terminated_at": NOW, "setup": "first"}
+    refused = machine("m1", end=MachineEnd.REFUSED, reach=Reach.REGION, **gone)
+    scarce = machine("m2", end=MachineEnd.NO_CAPACITY, offer=offer("scarce"), **gone)
+    for setups, is_out in (({}, True), ({"lab": "first"}, True), ({"lab": "second"}, False)):
+        penalties = Penalties([refused, scarce], setups)
+        assert (penalties.until(offer("other"), NOW) is not None) is is_out
+        assert penalties.until(offer("scarce"), NOW) is not None
+
+
 def test_a_quota_is_named_with_the_providers_words() -> None:
     market = shop(offer())
     (only,) = market.offers["lab"]
@@ -673,6 +743,16 @@ def test_two_fleets_bring_a_user_not_above_his_budget() -> None:
     found = look(cluster, shop(offer(), spending=Spending(each_user=Budget(per_hour=1.5))))
     assert [(one.fleet, one.user) for one in found.orders] == [("one", "ada")]
     assert len(look(cluster, shop(offer())).orders) == 2
+
+
+def test_a_user_without_budget_keeps_no_other_from_renting_the_same() -> None:
+    cluster = Cluster(fleets=(fleet(),))
+    for user in ("ada", "bob"):
+        cluster.submit(user, user=user, cpu=4.0)
+    spending = Spending(users={"ada": Budget(per_hour=0.5)})
+    found = look(cluster, shop(offer(), spending=spending))
+    assert [one.user for one in found.orders] == ["bob"]
+    assert len([one for one in sentences(found) if one.startswith("user ada may cost")]) == 1
 
 
 def test_what_was_bought_for_a_user_counts_from_its_order() -> None:

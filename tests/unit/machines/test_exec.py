@@ -24,7 +24,7 @@ from controller.clouds.base import (
 )
 from controller.clouds.exec import ExecCloud
 from controller.lifecycle.machines.life import Place
-from controller.lifecycle.machines.model import GpuOffer
+from controller.lifecycle.machines.model import GpuOffer, Reach
 from tests.support.cloud_contract import CloudContract, installation
 from tests.support.waiting import LONG
 from tests.unit.machines.parts import GIB, NOW, offer
@@ -187,6 +187,16 @@ async def test_a_refusal_keeps_its_kind_and_words(
     with pytest.raises(error, match="eight are enough") as caught:
         await lab.create(ORDER)
     assert getattr(caught.value, "after", 9) == 9
+
+
+async def test_a_refusal_holds_for_what_the_program_says(tmp_path: Path) -> None:
+    wrong = {"error": "refused", "message": "there is no such image"}
+    for told, reach in (({}, Reach.OFFER), ({"reach": "region"}, Reach.REGION)):
+        with pytest.raises(Refused) as caught:
+            await answering(tmp_path, wrong | told).create(ORDER)
+        assert caught.value.reach is reach
+    with pytest.raises(CloudAway, match=r"gave a wrong answer: .*'world'"):
+        await answering(tmp_path, wrong | {"reach": "world"}).create(ORDER)
 
 
 @pytest.mark.parametrize(

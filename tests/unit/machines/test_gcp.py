@@ -25,7 +25,7 @@ from controller.clouds.base import (
 )
 from controller.clouds.gcp.cloud import MAX_USER_DATA, PERMISSIONS, GcpCloud
 from controller.clouds.gcp.order import name_of
-from controller.lifecycle.machines.model import GpuOffer, Offer
+from controller.lifecycle.machines.model import GpuOffer, Offer, Reach
 from controller.provider_config.gcp import GcpProvider, GcpRegion
 from tests.doubles.gcp import IMAGE, PROJECT, GcpDouble, gcp
 from tests.doubles.google_apis import GoogleFailure, Method, WrongRequest
@@ -269,6 +269,49 @@ async def test_an_operation_that_fails_later_is_a_refusal_of_its_kind(
     with pytest.raises(CloudError, match=f"not today \\({code}\\)") as caught:
         await made_by(world.cloud, order_of(world, installation))
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "reach"),
+    [
+        (f"The resource '{IMAGE}' was not found", "image", Reach.PROVIDER),
+        (
+            "Invalid value for field 'resource.disks[0].initializeParams.sourceImage': 'x'",
+            "image",
+            Reach.PROVIDER,
+        ),
+        (
+            f"There is no '{SUBNETWORK}'",
+            f"regions.{REGION}.subnetwork",
+            Reach.REGION,
+        ),
+        (
+            "The resource 'x@y' of type 'serviceAccount' was not found.",
+            "service_account",
+            Reach.PROVIDER,
+        ),
+    ],
+)
+async def test_a_refusal_of_what_the_file_names_tells_the_field_and_its_reach(
+    world: GcpWorld, installation: str, message: str, field: str, reach: Reach
+) -> None:
+    world.other_side.fails["insert"] = [GoogleFailure(404, "notFound", message)]
+    world.other_side.fails_later = [("RESOURCE_NOT_FOUND", message)]
+    for _ in ("at once", "by its operation"):
+        with pytest.raises(Refused) as caught:
+            await made_by(world.cloud, order_of(world, installation))
+        assert str(caught.value).startswith(f"providers.gcp-us.{field}: ")
+        assert caught.value.reach is reach
+
+
+async def test_a_refusal_of_a_type_is_of_that_offer_alone(
+    world: GcpWorld, installation: str
+) -> None:
+    message = f"The resource 'projects/p/zones/{REGION}-a/machineTypes/a9' was not found"
+    world.other_side.fails["insert"] = [GoogleFailure(404, "notFound", message)]
+    with pytest.raises(Refused) as caught:
+        await made_by(world.cloud, order_of(world, installation))
+    assert caught.value.reach is Reach.OFFER
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from controller.clouds.base import (
     Unauthorized,
 )
 from controller.clouds.hetzner import MAX_USER_DATA, HetznerCloud
-from controller.lifecycle.machines.model import Offer
+from controller.lifecycle.machines.model import Offer, Reach
 from controller.provider_config.hetzner import HetznerProvider
 from tests.doubles.hetzner import IMAGE, TOKEN, HetznerDouble, HetznerFailure, hetzner
 from tests.support.cloud_contract import CloudContract, installation, order_of
@@ -244,13 +244,32 @@ async def test_a_wrong_token_is_told_without_it(tmp_path: Path) -> None:
     assert "canary" not in f"{caught.value} {wrong.value} {unread.value}"
 
 
+@pytest.mark.parametrize(
+    ("failure", "names", "reach"),
+    [
+        (HetznerFailure(404, "not_found", "image not found"), "image: POST", Reach.PROVIDER),
+        (HetznerFailure(404, "not_found", "SSH key not found"), "ssh_keys: POST", Reach.PROVIDER),
+        (
+            HetznerFailure(422, "invalid_input", "wrong", {"fields": [{"name": "firewalls"}]}),
+            "firewalls: POST",
+            Reach.PROVIDER,
+        ),
+        (
+            HetznerFailure(404, "not_found", "no such thing"),
+            "see to image, ssh_keys, firewalls, networks of providers.hz",
+            Reach.PROVIDER,
+        ),
+        (HetznerFailure(404, "not_found", "server type not found"), "server type", Reach.OFFER),
+        (HetznerFailure(422, "invalid_input", "wrong", ["user_data"]), "wrong", Reach.OFFER),
+    ],
+)
 async def test_a_part_of_an_order_that_is_not_there_is_a_refusal(
-    world: HetznerWorld, installation: str
+    world: HetznerWorld, installation: str, failure: HetznerFailure, names: str, reach: Reach
 ) -> None:
-    world.other_side.fails[SERVERS] = [HetznerFailure(404, "not_found", "image not found")]
-    fix = "image not found .*: see to image, ssh_keys, firewalls and networks of providers.hz"
-    with pytest.raises(Refused, match=fix):
+    world.other_side.fails[SERVERS] = [failure]
+    with pytest.raises(Refused, match=names) as caught:
         await world.cloud.create(order_of(world, installation))
+    assert caught.value.reach is reach
 
 
 async def test_what_hetzner_would_refuse_is_not_asked(

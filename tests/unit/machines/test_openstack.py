@@ -22,7 +22,7 @@ from controller.clouds.base import (
     Unauthorized,
 )
 from controller.clouds.exec import ExecCloud
-from controller.lifecycle.machines.model import GpuOffer, Offer
+from controller.lifecycle.machines.model import GpuOffer, Offer, Reach
 from tests.doubles.openstack import (
     CREDENTIAL,
     IMAGE,
@@ -245,6 +245,19 @@ async def test_a_setting_that_is_wrong_is_named(
     monkeypatch.setenv(name, value)
     with pytest.raises(CloudError, match=why):
         await world.cloud.offers()
+
+
+@pytest.mark.parametrize(
+    ("message", "reach"),
+    [("Can not find requested image", Reach.PROVIDER), ("wrong flavor", Reach.OFFER)],
+)
+async def test_a_refusal_of_what_all_flavors_share_holds_for_all(
+    world: OpenStackWorld, installation: str, message: str, reach: Reach
+) -> None:
+    world.other_side.fails[SERVERS] = [NovaFailure(400, "badRequest", message)]
+    with pytest.raises(Refused, match=message) as caught:
+        await world.cloud.create(order_of(world, installation))
+    assert caught.value.reach is reach
 
 
 async def test_what_nova_would_refuse_is_not_asked(

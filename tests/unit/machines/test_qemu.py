@@ -16,6 +16,7 @@ import pytest
 from controller.clouds.base import CloudAway, CloudError, NoCapacity, Order, Refused
 from controller.clouds.guests import Guest, Guests
 from controller.clouds.qemu import QemuCloud
+from controller.lifecycle.machines.model import Reach
 from controller.provider_config.qemu import InstanceType, QemuPrograms, QemuProvider
 from tests.support.cloud_contract import CloudContract, CloudWorld, installation
 from tests.support.waiting import LONG, wait_until
@@ -277,6 +278,13 @@ async def test_a_disk_that_cannot_be_made_is_a_refusal(host: Host) -> None:
     with pytest.raises(Refused, match=r"img failed: the disk is full"):
         await host.cloud(img=img).create(order())
     assert list(host.folder.iterdir()) == []
+
+
+async def test_an_image_that_cannot_be_read_is_refused_for_all_sizes(host: Host) -> None:
+    img = "#!/bin/sh\necho no such file >&2; exit 1\n"
+    with pytest.raises(Refused, match=r"providers\.lab\.image: the image .* no such f") as caught:
+        await host.cloud(img=img).create(order())
+    assert caught.value.reach is Reach.PROVIDER
 
 
 async def test_a_disk_that_is_smaller_than_the_images_is_named(host: Host) -> None:

@@ -22,12 +22,13 @@ from controller.clouds.base import (
     Created,
     NoCapacity,
     Order,
+    Refused,
     Unauthorized,
 )
 from controller.lifecycle.events import NO_RUN
 from controller.lifecycle.inventory import Budget, Fleet
 from controller.lifecycle.machines.life import Place
-from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Offer
+from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Offer, Reach
 from controller.lifecycle.machines.reconcile import Found
 from controller.lifecycle.model import NodeCapacity, NodeStatus, RunState
 from controller.machines import supplies, worker
@@ -62,6 +63,7 @@ class Renting:
         self.store = MemoryStore(database, self.clock.now)
         self.empty: bool | None = True
         self.asked = 0
+        self.setups: dict[str, str] = {}
         self._burst = burst
 
     async def begin(self) -> None:
@@ -75,6 +77,7 @@ class Renting:
             pin=lambda machine_id: Pinned(host_key=f"key {machine_id}", token_digest="d"),
             new_id=chance.new_id,
             month_of=month_began,
+            setups=self.setups,
         )
         self.rentals = Rentals(
             placement.index, settings, snapshot.machines, events=snapshot.events_of_no_run
@@ -127,6 +130,10 @@ class Renting:
                 await self.pipeline.settled()
                 await asyncio.sleep(0.01)
 
+    async def after(self, seconds: float) -> None:
+        end = self.clock.time + seconds
+        await self.until(lambda: self.clock.time > end, step=6.0)
+
     async def until_status(self, status: MachineStatus) -> None:
         await self.until(
             lambda: any(one.status is status for one in self.rentals.committed.values()),
@@ -160,9 +167,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.asynccontextmanager
 async def renting(
-    cloud: MemoryCloud, burst: Fleet | None = None, database: MemoryDatabase | None = None
+    cloud: MemoryCloud,
+    burst: Fleet | None = None,
+    database: MemoryDatabase | None = None,
+    setups: dict[str, str] | None = None,
 ) -> AsyncIterator[Renting]:
     found = Renting(database or MemoryDatabase(), cloud, burst or fleet(idle_duration=60.0))
+    found.setups = setups or {}
     await found.begin()
     try:
         yield found
@@ -182,6 +193,35 @@ async def test_a_waiting_job_gets_a_machine_and_the_machine_ends() -> None:
         await lab.join()
         await lab.until(lambda: bool(lab.pipeline.runs_on(lab.only().id)))
         assert lab.only().idle_since is None
+
+
+async def test_a_wrong_image_has_one_refused_record_until_something_changes() -> None:
+    wrong = "providers.lab.regions.north.image: there is no image ami-1 in north"
+    cloud = MemoryCloud(*(offer(f"small{number}", price=1.0 + number) for number in range(8)))
+    cloud.fails["create"] = [Refused(wrong, Reach.REGION) for _ in range(99)]
+    database, setups = MemoryDatabase(), {"lab": "first"}
+
+    def tries() -> int:
+        return cloud.calls.count("create")
+
+    async with renting(cloud, database=database, setups=setups) as lab:
+        await lab.pipeline.admit(parts.run("hello"))
+        await lab.after(240.0)
+        assert tries() == 1
+        (state,) = lab.pipeline.known.values()
+        assert f"would be refused: {wrong}" in lab.waits_for(state)
+    async with renting(cloud, database=database, setups=setups) as lab:
+        await lab.after(240.0)
+        assert tries() == 1
+        lab.manager.found_faultless("lab")
+        await lab.until(lambda: tries() == 2)
+    # The file has another image now.
+    cloud.fails["create"] = []
+    async with renting(cloud, database=database, setups={"lab": "second"}) as lab:
+        await lab.until(lambda: tries() == 3)
+        await lab.until(lambda: len(cloud.instances) == 1)
+        (state,) = lab.pipeline.known.values()
+        assert lab.waits_for(state).startswith("fleet burst rents a machine for it: small0 ")
 
 
 async def test_an_orphan_is_told_once_and_so_is_its_end() -> None:

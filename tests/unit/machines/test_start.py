@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+import asyncssh
+import msgspec
 import pytest
 
 from controller.daemon.options import CannotStart, Options
-from controller.daemon.providers import Catalogs, make_cloud, require_providers
+from controller.daemon.providers import Catalogs, machine_settings, make_cloud, require_providers
 from controller.lifecycle.machines.model import MachineStatus
 from controller.provider_config.aws import AwsProvider, AwsRegion
 from controller.provider_config.gcp import GcpProvider, GcpRegion
 from controller.provider_config.program import ExecProvider
+from controller.provider_config.qemu import QemuPrograms, QemuProvider
 from controller.provider_config.reading import ProviderConfig
 from controller.store.base import Snapshot
 from tests.doubles.memory_store import MemoryStore
@@ -46,6 +50,28 @@ def test_a_region_with_a_live_machine_stays_in_the_file(tmp_path: Path) -> None:
         start(tmp_path, "us-east-1", MachineStatus.PROVISIONING, lab=AWS)
     start(tmp_path, "us-east-1", MachineStatus.TERMINATED, lab=AWS)
     start(tmp_path, "eu-central-1", MachineStatus.JOINED, lab=AWS)
+
+
+def test_what_the_file_says_of_a_provider_is_known_again(tmp_path: Path) -> None:
+    secret = "canary-of-argument"
+    key, other = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(2))
+    programs = QemuPrograms(system="/bin/true", img="/bin/true", iso="/bin/true")
+    qemu = QemuProvider(image=tmp_path / "i", folder=tmp_path, types={}, most=1, programs=programs)
+    program = ExecProvider(command=("/bin/true", secret))
+
+    def setups(key: asyncssh.SSHKey, **providers: ProviderConfig) -> Mapping[str, str]:
+        options = Options(data=tmp_path, providers=providers)
+        made = machine_settings(options, key, None, Catalogs(MemoryStore(), ()))
+        assert made is not None
+        return made.setups
+
+    known = setups(key, lab=program, here=qemu)
+    assert known == setups(key, here=qemu, lab=program)
+    assert known["here"] == setups(key, here=qemu, lab=ExecProvider(command=("/bin/id",)))["here"]
+    changed = msgspec.structs.replace(qemu, image=tmp_path / "j")
+    assert known["here"] != setups(key, here=changed)["here"]
+    # Who reads the database cannot try which argument it was.
+    assert known["lab"] != setups(other, lab=program)["lab"]
 
 
 def test_googles_library_that_is_not_installed_is_named(
