@@ -163,12 +163,21 @@ def main() -> None:
         help="of the leader's turns without and with readers at followers (default: %(default)s)",
     )
     parser.add_argument("--only-turns", action="store_true", help="measure these turns alone")
+    parser.add_argument(
+        "--apart",
+        action="store_true",
+        help="the leader has a core with its sessions of PostgreSQL, and the rest has the others, "
+        "while its turns are measured",
+    )
     history.add_option(parser)
     given = parser.parse_args()
     machine = report.machine()
     folder = Path(tempfile.mkdtemp(prefix="fl-bench-", dir="/tmp"))
     folder.chmod(0o755)
-    server = PostgresqlServer(folder / "pg")
+    # The ports of its sessions tell which are the leader's. Each server listens at one port.
+    pid = os.getpid()
+    address = f"127.{pid >> 16}.{pid >> 8 & 255}.{pid & 255}" if given.apart else ""
+    server = PostgresqlServer(folder / "pg", address)
     server.start()
     controllers = Controllers(folder, server.new_database())
     try:
@@ -177,7 +186,7 @@ def main() -> None:
             _shares(controllers, given.requests)
             _followed(controllers)
         if given.rounds:
-            _turns(controllers, folder, given.rounds)
+            _turns(controllers, folder, given.rounds, server.daemon.pid if given.apart else None)
         if given.only_turns or given.tries == 0:
             return
         figures = {
@@ -238,14 +247,20 @@ def _followed(controllers: Controllers) -> None:
     followed_controllers.tell(leader, follower, controllers.token, RUN)
 
 
-def _turns(controllers: Controllers, folder: Path, rounds: int) -> None:
-    """Tell what readers at the followers cost the turns of the leader."""
+def _turns(controllers: Controllers, folder: Path, rounds: int, postgres: int | None) -> None:
+    """Tell what readers at the followers cost the turns of the leader. `postgres`: the pid of the
+    server, to let the leader have a core of its own; None: all share all cores."""
     leader = controllers.leader()
     followers = [one for one in controllers.all if one is not leader]
     node = ShimProcess(folder / "n", "process", "--cpus", "400", "--memory", "64GiB")
     node.start()
+    apart: leader_turns.Apart | None = None
+    if postgres is not None:
+        apart = leader_turns.Apart(
+            leader.pid, [*(one.pid for one in followers), node.pid], postgres
+        )
     try:
-        leader_turns.tell(leader, followers, node, rounds)
+        leader_turns.tell(leader, followers, node, rounds, apart)
     finally:
         node.close()
 

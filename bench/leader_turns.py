@@ -5,12 +5,14 @@ a turn. Rounds without readers and with them come by turns, each after some seco
 what the leader does then, as it collects the logs of the jobs, is no part of a turn. The readers
 are in a process of their own; nobody asks the leader but who submits. All share the cores of one
 machine, so the time of a turn also has the load that readers, followers and PostgreSQL make there.
-The leader's CPU has not.
+The leader's CPU has not. With `--apart`, the leader, its sessions of PostgreSQL, the server's own
+processes and who submits have one core, and the rest has the others, as if each had a machine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import sys
@@ -23,6 +25,7 @@ from statistics import mean, quantiles
 
 import aiohttp
 import msgspec
+import psutil
 
 from bench.followed_controllers import NO_LIMIT, Counts, dashboard, login_of
 from bench.runner_start import cpu_seconds
@@ -85,11 +88,48 @@ class _Round(msgspec.Struct):
         )
 
 
+class Apart:
+    """Lets the leader's part of this machine have its first core, and the rest the others.
+
+    `postgres`: the pid of the server, at which controllers are connected by TCP.
+    """
+
+    def __init__(self, leader: int, others: Sequence[int], postgres: int) -> None:
+        self._leader = leader
+        self._others = others
+        self._postgres = postgres
+        first, *rest = sorted(os.sched_getaffinity(0))
+        assert rest, "there is one core"
+        self._first, self._rest = {first}, set(rest)
+
+    def place(self, *others: int) -> None:
+        """Place all that has come since the last time; these processes are among the others."""
+        # Of each session the server has a process, with the other end's port.
+        ports = {found.laddr.port for found in psutil.Process(self._leader).net_connections("tcp4")}
+        _place(os.getpid(), self._first)
+        _place(self._leader, self._first)
+        _place(self._postgres, self._first)
+        for session in psutil.Process(self._postgres).children():
+            peers = {one.raddr.port for one in session.net_connections("tcp4") if one.raddr}
+            _place(session.pid, self._first if not peers or peers & ports else self._rest)
+        for pid in (*self._others, *others):
+            for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+                _place(one.pid, self._rest)
+
+
+def _place(pid: int, cores: set[int]) -> None:
+    # A process that has just ended needs no core. Threads have cores of their own.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.sched_setaffinity(int(thread), cores)
+
+
 def tell(
     leader: ControllerProcess,
     followers: Sequence[ControllerProcess],
     node: ShimProcess,
     rounds: int,
+    apart: Apart | None = None,
 ) -> None:
     """Print what a turn takes and costs without readers and with them, in so many rounds each."""
     env = {"FAIRLEAD_URL": leader.url, "FAIRLEAD_TOKEN": leader.token}
@@ -97,10 +137,14 @@ def tell(
     jobs = asyncio.run(_printing(leader))
     without, with_readers = _Round(), _Round()
     for number in range(rounds):
+        if apart is not None:
+            apart.place()
         measured = asyncio.run(_measured(leader, followers))
         print(f"{number + 1}. without readers: {measured}", flush=True)
         without = without.added(measured)
         with _readers(followers, leader.token, jobs) as readers:
+            if apart is not None:
+                apart.place(readers.pid)
             readers.counted()
             measured = asyncio.run(_measured(leader, followers))
             lines, fragments = readers.counted()
@@ -172,7 +216,8 @@ async def _submitted_and_stopped(session: aiohttp.ClientSession) -> float:
 class _Readers:
     """`counted` asks their process for what they got since the last time."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pid: int, pipe: Connection) -> None:
+        self.pid = pid
         self._pipe = pipe
 
     def counted(self) -> tuple[int, int]:
@@ -197,7 +242,8 @@ def _readers(
     try:
         wait_until(here.poll, timeout=_PATIENCE, what="the readers to be there")
         here.recv()
-        yield _Readers(here)
+        assert process.pid is not None
+        yield _Readers(process.pid, here)
     finally:
         process.terminate()
         process.join()

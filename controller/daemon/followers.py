@@ -22,7 +22,7 @@ from controller.forwarding.dashboard_reads import DashboardReads
 from controller.forwarding.feeding import Feeding
 from controller.forwarding.final_logs import FOLDER_NAME, FinalLogs
 from controller.forwarding.follower import Follower
-from controller.forwarding.follower_links import FollowerLinks
+from controller.forwarding.follower_links import LOG_REST_SECONDS, FollowerLinks
 from controller.forwarding.leader_feed import LeaderFeed
 from controller.forwarding.leader_links import LeaderLinks
 from controller.forwarding.live_logs import FOLDER_NAME as LIVE_FOLDER_NAME
@@ -180,7 +180,8 @@ async def _follow_log(
     state = await service.runs.get(run_id)
     attempt = await service.runs.attempt(state, None, attempt_id)
     await service.kept_logs.require(state, attempt)
-    return follow_log(service.runs, service.logs, run_id, attempt_id, offset)
+    runs, logs = service.runs, service.logs
+    return follow_log(runs, logs, run_id, attempt_id, offset, LOG_REST_SECONDS)
 
 
 def _key(options: Options) -> asyncssh.SSHKey:

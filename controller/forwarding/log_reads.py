@@ -31,6 +31,9 @@ from fairlead.queries import SearchQuery, WindowQuery
 Q = TypeVar("Q", LogsQuery, FollowQuery, SearchQuery, WindowQuery)
 T = TypeVar("T")
 
+READS_AT_ONCE = 2
+"""Of what is followed: one reads, and the next one is ready. More would only wait, for so long on a
+busy machine that they were the leader's, and other reads must find room at the database."""
 ALLOWED_SECONDS = 5.0
 """A log that is sent for longer is sent on only after another look at the reader's rights."""
 
@@ -58,6 +61,7 @@ class LogReads(Reads):
         super().__init__(store, clock)
         self._logs = logs
         self._live = live
+        self._at_once = asyncio.Semaphore(READS_AT_ONCE)
         self._rights = ReaderRights(self._is_allowed)
 
     @property
@@ -78,7 +82,10 @@ class LogReads(Reads):
             return await send_log(request, query, pieces)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        found = await self._found(request, FollowQuery, lambda query: query)
+        # All readers of a follower that ends come at once. One who finds no room would follow the
+        # log at the leader, for hours.
+        async with self._at_once:
+            found = await self._found(request, FollowQuery, lambda query: query)
         query, attempt, run_id = found.asked, found.attempt, found.run_id
         if attempt.status in FINAL_ATTEMPT_STATUSES:
             async with self._whole(found) as log:

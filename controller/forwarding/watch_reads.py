@@ -37,8 +37,6 @@ from fairlead.queries import EventQuery
 
 JUDGED_SECONDS = 5.0
 """A watch goes on only after another look at the rights of its reader, if the last is older."""
-READS_AT_ONCE = 8
-"""Of all watches: other reads must find room at the database."""
 MAX_JUDGED = 10_000
 """More are known only while all of them watch."""
 EVENTS_AT_ONCE = 100
@@ -155,7 +153,6 @@ class WatchReads(LogReads):
         super().__init__(store, clock, logs, live)
         self._feed = feed
         self._tail = EventTail(store, feed)
-        self._at_once = asyncio.Semaphore(READS_AT_ONCE)
         self._judge = Judge(self._user_of)
 
     @property

@@ -32,7 +32,18 @@ class NewestPieces:
             self._drop(next(iter(self._pieces)))
 
     def at(self, attempt_id: str, position: Position) -> Written | None:
-        return self._pieces.get((attempt_id, position))
+        """Return what was written at this position, with the pieces that followed it."""
+        first = self._pieces.get((attempt_id, position))
+        if first is None or (attempt_id, first.after) not in self._pieces:
+            return first
+        joined, size, after = [first.data], len(first.data), first.after
+        while (found := self._pieces.get((attempt_id, after))) is not None:
+            size += len(found.data)
+            if size > READ_BYTES:
+                break
+            joined.append(found.data)
+            after = found.after
+        return Written(position, b"".join(joined), after)
 
     def is_end(self, attempt_id: str, position: Position) -> bool:
         """Return whether nothing was written after this position; False where that isn't known."""

@@ -40,6 +40,8 @@ SLOW_SECONDS = 5.0
 """A bucket that failed after so long doesn't answer."""
 AWAY_SECONDS = 10.0
 """Readers are refused at once for so long then: each of them would else wait, one after another."""
+SMALL_BYTES = 16 << 10
+"""A larger piece is sent at once: a reader's rests would hold up a log that comes fast."""
 REMEMBERED_LOGS = 16
 """So many logs that were read in windows are remembered with what was learnt of them."""
 REMEMBERED_FINALS = 10_000
@@ -56,6 +58,19 @@ class _Follow:
     def __init__(self) -> None:
         self.readers: set[Flag] = set()
         self.ended = False
+        self._end = Flag()
+
+    def finish(self) -> None:
+        self.ended = True
+        self._end.set()
+        self.wake()
+
+    async def rest(self, seconds: float) -> None:
+        """Return after this time, and at once when the log ends."""
+        if seconds:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._end.wait()
 
     def wake(self) -> None:
         for event in self.readers:
@@ -402,8 +417,7 @@ class LogStore:
             del self._lately_final[next(iter(self._lately_final))]
         follow = self._follows.get(attempt_id)
         if follow is not None:
-            follow.ended = True
-            follow.wake()
+            follow.finish()
 
     async def read(self, attempt_id: str, offset: int) -> AsyncGenerator[bytes, None]:
         """Yield whole frames, from `offset` to what is stored now."""
@@ -414,9 +428,11 @@ class LogStore:
             yield piece
         require_kept()
 
-    async def follow(self, attempt_id: str, offset: int) -> AsyncGenerator[bytes, None]:
+    async def follow(
+        self, attempt_id: str, offset: int, rest: float = 0.0
+    ) -> AsyncGenerator[bytes, None]:
         """Yield as `read` does, then what is added, until the log is complete or the attempt
-        final."""
+        final. `rest`: seconds after a small piece in which more is gathered."""
         await self._filled(attempt_id)
         require_kept, folder = self._copy(attempt_id).kept(), self.folder_of(attempt_id)
         follow = self._follows.setdefault(attempt_id, _Follow())
@@ -442,6 +458,8 @@ class LogStore:
                 if data:
                     yield segments.cut(data, offset)
                     position = after
+                    if len(data) < SMALL_BYTES:
+                        await follow.rest(rest)
                 elif ended:
                     return
                 else:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -106,15 +107,15 @@ class Peers:
 
     def begin(self, database: sa.URL) -> None:
         """Use this database from now on."""
-        self._engine = self._hanging.of(
-            sa.create_engine(
-                database,
-                isolation_level="AUTOCOMMIT",
-                poolclass=sa.NullPool,
-                connect_args=dict(_CONNECT),
-                hide_parameters=True,
-            )
+        engine = sa.create_engine(
+            database,
+            isolation_level="AUTOCOMMIT",
+            poolclass=sa.NullPool,
+            connect_args=dict(_CONNECT),
+            hide_parameters=True,
         )
+        sa.event.listen(engine, "connect", prepare_nothing_in_a_pool)
+        self._engine = self._hanging.of(engine)
 
     def look(self) -> Sight | None:
         """Show this controller, and see the others; None: no controller of this version, or of a
@@ -267,15 +268,25 @@ def _knows_controllers(session: sa.Connection) -> bool:
 
 
 def is_pooled(session: sa.Connection) -> bool:
-    """Return whether a pool stands between this controller and the server.
+    """Return whether a pool stands between this controller and the server."""
+    return _announces_another(session.connection.driver_connection)
 
-    A pool announces a process of its own, because it must find the session that a request to cancel
-    means. An idle pool gives one client the same session each time, so that asking twice tells
-    nothing.
-    """
-    announced = session.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]
-    query = sa.select(sa.func.pg_backend_pid())
-    return any(session.execute(query).scalar_one() != announced for _ in range(3))
+
+def prepare_nothing_in_a_pool(connection: Any, _record: object) -> None:
+    """Let a new connection prepare no statements if a pool stands in between: those of another
+    controller have the same names in the session that both get by turns (mode `transaction`)."""
+    if _announces_another(connection):
+        connection.prepare_threshold = None
+    connection.rollback()
+
+
+def _announces_another(connection: Any) -> bool:
+    """A pool announces a process of its own, because it must find the session that a request to
+    cancel means. An idle pool gives one client the same session each time, so that asking twice
+    tells nothing."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return bool(cursor.fetchone()[0] != connection.info.backend_pid)
 
 
 def sight_of(connection: sa.Connection) -> Sight:

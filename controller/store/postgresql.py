@@ -139,6 +139,7 @@ class PostgresqlDatabase:
             # Else errors of SQLAlchemy, and logs with them, show values that may be secret.
             hide_parameters=True,
         )
+        sa.event.listen(engine, "connect", peers.prepare_nothing_in_a_pool)
         sa.event.listen(engine, "handle_error", _lost_with_its_server)
         self._engines.append(engine)
         return engine

@@ -27,8 +27,9 @@ class Logs(Protocol):
     def read(self, attempt_id: str, offset: int) -> AsyncIterator[bytes]:
         """Yield what is stored now."""
 
-    def follow(self, attempt_id: str, offset: int) -> AsyncIterator[bytes]:
-        """Yield what is stored, then what comes, until the log is complete or the attempt final."""
+    def follow(self, attempt_id: str, offset: int, rest: float = 0.0) -> AsyncIterator[bytes]:
+        """Yield what is stored, then what comes, until the log is complete or the attempt final.
+        `rest`: seconds after a small piece in which more is gathered."""
 
     async def window(self, attempt_id: str, query: WindowQuery) -> LogWindow:
         """Return the rows at the query's place."""
@@ -65,7 +66,7 @@ class KeptLogs:
 
 
 async def follow_log(
-    runs: AttemptLookup, logs: Logs, run_id: str, attempt_id: str, offset: int
+    runs: AttemptLookup, logs: Logs, run_id: str, attempt_id: str, offset: int, rest: float = 0.0
 ) -> AsyncIterator[bytes]:
     """Yield what is stored, then what comes, until the attempt has ended.
 
@@ -74,7 +75,7 @@ async def follow_log(
     """
     attempt = await runs.attempt(await runs.get(run_id), None, attempt_id)
     ended = attempt is None or attempt.status in FINAL_ATTEMPT_STATUSES
-    pieces = logs.read(attempt_id, offset) if ended else logs.follow(attempt_id, offset)
+    pieces = logs.read(attempt_id, offset) if ended else logs.follow(attempt_id, offset, rest)
     async for piece in pieces:
         yield piece
         del piece  # the next one may be long in coming

@@ -266,7 +266,7 @@ async def test_a_followed_log_comes_whole_and_closes_normally(
 async def test_a_followed_log_whose_copy_is_dropped_does_not_end_as_a_whole_one(
     api: TestClient[Any, Any], controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def follow(attempt_id: str, offset: int) -> AsyncIterator[bytes]:
+    async def follow(attempt_id: str, offset: int, rest: float) -> AsyncIterator[bytes]:
         yield encode(Frame(0, 1, Stream.STDOUT, b"hello "))
         raise BucketError("this disk's copy of the log was older than the bucket's")
 
@@ -304,7 +304,7 @@ async def test_a_follower_that_comes_while_the_attempt_ends_comes_to_its_end(
 class QuietLog:
     """One piece, and nothing more."""
 
-    async def read(self, attempt_id: str, offset: int) -> AsyncIterator[bytes]:
+    async def read(self, attempt_id: str, offset: int, rest: float = 0.0) -> AsyncIterator[bytes]:
         yield bytes(1024)
         await asyncio.Event().wait()
 
@@ -333,7 +333,7 @@ class HugeLog:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
 
-    async def read(self, attempt_id: str, offset: int) -> AsyncIterator[bytes]:
+    async def read(self, attempt_id: str, offset: int, rest: float = 0.0) -> AsyncIterator[bytes]:
         self.asked.set()
         yield bytes(64 * 1024 * 1024)
 

@@ -20,6 +20,7 @@ from controller.forwarding.log_reads import LogReads
 from controller.forwarding.reads import Proof
 from controller.logs.store import LogStore
 from controller.replica.alone import NeedsLeader
+from controller.store.reading import MAX_WAITING
 from fairlead.wire.frames import Decoder, Frame, Stream, encode
 from tests.support.waiting import LONG, eventually
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN
@@ -325,6 +326,17 @@ async def test_a_follower_streams_a_log_that_grows_as_the_leader_does(
     await write(bed, live.attempt_id, 10)
     bed.controller.logs.finish(live.attempt_id)
     assert await asyncio.gather(*here) == await asyncio.gather(*there)
+    assert live.opened == 1
+
+
+async def test_readers_who_come_all_at_once_follow_the_log_at_the_follower(live: LiveBed) -> None:
+    """As those of a follower that was stopped: more than may wait for the database at once."""
+    bed, count = live.bed, 3 * MAX_WAITING
+    coming = [asyncio.create_task(messages(bed.follower, "", USER_TOKEN)) for _ in range(count)]
+    await eventually(lambda: readers_of(live.logs) == count or any(one.done() for one in coming))
+    bed.controller.logs.finish(live.attempt_id)
+    assert len(set(await asyncio.gather(*coming))) == 1
+    assert coming[0].result() != TO_THE_LEADER
     assert live.opened == 1
 
 

@@ -22,6 +22,18 @@ def test_no_more_than_the_limit_is_kept_of_all_logs_together() -> None:
         assert (found is not None) == (number >= 3)
 
 
+def test_pieces_that_follow_one_another_are_given_together_up_to_a_limit() -> None:
+    pieces, half = NewestPieces(), READ_BYTES // 2
+    for at in (0, half, 2 * half, 4 * half):
+        pieces.add(ONE, written(at, half))
+    pieces.add(OTHER, written(half, half))
+
+    assert pieces.at(ONE, Position(0, 0)) == written(0, 2 * half)
+    # What comes between is not here.
+    assert pieces.at(ONE, Position(0, 2 * half)) == written(2 * half, half)
+    assert pieces.at(OTHER, Position(0, half)) == written(half, half)
+
+
 def test_many_small_pieces_do_not_pile_up() -> None:
     pieces = NewestPieces()
     for number in range(10_000):

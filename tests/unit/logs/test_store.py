@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.files.durable import write_all
-from controller.logs import newest, segments
+from controller.logs import newest, segments, store
 from controller.logs.parts import LogBucket
 from controller.logs.store import LogStore, LogWriter
 from fairlead.wire.frames import BadFrame, Decoder, Frame, Stream, encode
@@ -128,6 +128,34 @@ async def test_a_follower_at_the_end_does_not_ask_the_disk_for_what_is_written(
             assert await anext(follower) == frame(number)
             await writer.append(frame(number + 1))
         await follower.aclose()
+
+
+async def test_a_follower_that_rests_gathers_small_pieces_and_rests_at_no_end(
+    logs: LogStore,
+) -> None:
+    follower = logs.follow(ATTEMPT, 0, 3600.0)
+    async with writing(logs) as writer:
+        await writer.append(frame(0))
+        assert await anext(follower) == frame(0)
+        resting = asyncio.create_task(anext(follower))
+        for number in range(1, 20):
+            await writer.append(frame(number))
+            assert not resting.done()
+    await logs.complete(ATTEMPT)
+    assert await resting == b"".join(frame(number) for number in range(1, 20))
+    assert await collect(follower) == b""
+
+
+async def test_a_large_piece_is_followed_by_the_next_one_at_once(
+    logs: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "SMALL_BYTES", len(frame(0)))
+    follower = logs.follow(ATTEMPT, 0, 3600.0)
+    async with writing(logs) as writer:
+        for number in range(3):
+            await writer.append(frame(number))
+            assert await anext(follower) == frame(number)
+    await follower.aclose()
 
 
 @pytest.mark.parametrize("most", [0, 3 * 4096], ids=["none", "three"])
