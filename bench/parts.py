@@ -14,13 +14,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from entrypoint.runtime.build import Builder
 from shim.settings import NetworkKind
-from tests.support import images
-from tests.support.docker_daemon import DockerDaemon
+from tests.support import docker_packages, images
+from tests.support.docker_daemon import ONE_CGROUP_VERSION, DockerDaemon
 from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.ssh_daemon import CHECKOUT, SshDaemon
 from tests.support.waiting import wait_until
@@ -32,6 +33,13 @@ _TIDYING_SECONDS = 0.4
 PROGRAMS = Path(sys.executable).parent
 
 
+class Crun(StrEnum):
+    """Whose containers crun starts: Fairlead's, as on a node that has it, or Docker's as well."""
+
+    FAIRLEAD = "fairlead"
+    BOTH = "both"
+
+
 @dataclass
 class Parts:
     folder: Path
@@ -39,6 +47,7 @@ class Parts:
     shim: ShimProcess
     controller: ControllerProcess
     networks: NetworkKind = NetworkKind.DOCKER
+    crun: Crun | None = None
 
     @property
     def fairlead(self) -> str:
@@ -50,7 +59,8 @@ class Parts:
         return {**os.environ, **self.docker.env, **self.controller.env}
 
     def docker_run(self, *options: str, argv: Sequence[str]) -> list[str]:
-        return ["docker", "run", *options, "--network", NETWORK, IMAGE, *argv]
+        runtime = ("--runtime", "crun") if self.crun is Crun.BOTH else ()
+        return ["docker", "run", *options, *runtime, "--network", NETWORK, IMAGE, *argv]
 
     def write_task(self, name: str, entrypoint: Sequence[str], **fields: Any) -> Path:
         """Write the task's file; JSON is also YAML."""
@@ -74,14 +84,14 @@ class Parts:
 
 @contextmanager
 def running_parts(
-    *shim_options: str, networks: NetworkKind = NetworkKind.DOCKER
+    *shim_options: str, networks: NetworkKind = NetworkKind.DOCKER, crun: Crun | None = None
 ) -> Iterator[Parts]:
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="fl-bench-", dir="/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         folder.chmod(0o755)
         runtime = Builder(CHECKOUT, CHECKOUT / ".build").build()
-        docker = _docker(folder, stack)
+        docker = _docker(folder, stack, crun)
         (folder / "ssh").mkdir()
         sshd = SshDaemon(folder / "ssh")
         stack.callback(sshd.stop)
@@ -94,12 +104,16 @@ def running_parts(
         stack.callback(controller.close)
         controller.start()
         introduce(controller, sshd, shim)
-        yield Parts(folder, docker, shim, controller, networks)
+        yield Parts(folder, docker, shim, controller, networks, crun)
 
 
-def _docker(folder: Path, stack: ExitStack) -> DockerDaemon:
+def _docker(folder: Path, stack: ExitStack, crun: Crun | None) -> DockerDaemon:
     (folder / "docker").mkdir()
-    docker = DockerDaemon(folder / "docker")
+    if crun is None:
+        docker = DockerDaemon(folder / "docker")
+    else:
+        runtimes = {"crun": {"path": str(docker_packages.crun())}}
+        docker = DockerDaemon(folder / "docker", within=ONE_CGROUP_VERSION, runtimes=runtimes)
     stack.callback(docker.stop)
     docker.start()
     docker.import_image(IMAGE, images.busybox_root(folder / "busybox"))
