@@ -46,6 +46,7 @@ class Parts:
     docker: DockerDaemon
     shim: ShimProcess
     controller: ControllerProcess
+    runtime: Path
     networks: NetworkKind = NetworkKind.DOCKER
     crun: Crun | None = None
 
@@ -104,7 +105,7 @@ def running_parts(
         stack.callback(controller.close)
         controller.start()
         introduce(controller, sshd, shim)
-        yield Parts(folder, docker, shim, controller, networks, crun)
+        yield Parts(folder, docker, shim, controller, runtime, networks, crun)
 
 
 def _docker(folder: Path, stack: ExitStack, crun: Crun | None) -> DockerDaemon:

@@ -271,8 +271,11 @@ class DockerEngine:
         if container_id in self._never_started or await self._is_as_created(container_id):
             self._never_started.discard(container_id)
             await self._start_created(container_id)
-        if self._networks is not None:
-            await self._networks.started(container_id)
+        hints = self._hints
+        runs = self._networks is not None and await self._networks.started(container_id)
+        # An end that was told meanwhile may be this one's: then `wait` asks the engine itself.
+        if runs and hints == self._hints:
+            self._running[container_id] = {}
 
     async def _start_created(self, container_id: str) -> None:
         """Start a created container. The engine tries a few ports in a row and gives up when they
