@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from bench import history, logs, memory, report, starts
-from bench.parts import running_parts
+from bench.parts import Crun, running_parts
 from shim.settings import NetworkKind
 
 T = TypeVar("T")
@@ -23,9 +23,9 @@ def main() -> None:
     if os.geteuid() != 0:
         raise SystemExit("bench: it starts its own dockerd and sshd: run it as root")
     machine = report.machine()
-    with running_parts(networks=given.networks) as parts:
+    with running_parts(networks=given.networks, crun=given.crun) as parts:
         measured = report.Report(
-            command=f"./dev bench --networks {given.networks}",
+            command=_command(given),
             measured_at=report.now(),
             machine=f"{machine}; {report.engine(parts.docker)}",
             memory=_announced("idle memory", lambda: memory.measure(parts)),
@@ -36,6 +36,11 @@ def main() -> None:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(measured)) + b"\n")
     print(report.markdown(measured))
     history.conclude(report.figures(measured), given.release, measured.machine)
+
+
+def _command(given: argparse.Namespace) -> str:
+    crun = f" --crun {given.crun}" if given.crun else ""
+    return f"./dev bench --networks {given.networks}{crun}"
 
 
 def _announced(what: str, measure: Callable[[], T]) -> T:
@@ -55,6 +60,13 @@ def _parser() -> argparse.ArgumentParser:
         default=NetworkKind.AGENT,
         help="who connects containers: the shim, as on a node that can have that, or the engine "
         "(default: %(default)s)",
+    )
+    add(
+        "--crun",
+        type=Crun,
+        choices=list(Crun),
+        help="whose containers crun starts, on an engine that does not see cgroups of both versions"
+        " (default: nobody's)",
     )
     add("--starts", type=int, default=10, metavar="N", help="tries (default: %(default)s)")
     add("--logs", type=int, default=3, metavar="N", help="tries (default: %(default)s)")

@@ -15,13 +15,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from entrypoint.runtime.build import Builder
 from shim.settings import NetworkKind
-from tests.support import images
-from tests.support.docker_daemon import DockerDaemon
+from tests.support import docker_packages, images
+from tests.support.docker_daemon import ONE_CGROUP_VERSION, DockerDaemon
 from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.ssh_daemon import CHECKOUT, SshDaemon
 from tests.support.waiting import wait_until
@@ -38,13 +39,22 @@ def unwind_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
+class Crun(StrEnum):
+    """Whose containers crun starts: Fairlead's, as on a node that has it, or Docker's as well."""
+
+    FAIRLEAD = "fairlead"
+    BOTH = "both"
+
+
 @dataclass
 class Parts:
     folder: Path
     docker: DockerDaemon
     shim: ShimProcess
     controller: ControllerProcess
+    runtime: Path
     networks: NetworkKind = NetworkKind.DOCKER
+    crun: Crun | None = None
 
     @property
     def fairlead(self) -> str:
@@ -56,7 +66,8 @@ class Parts:
         return {**os.environ, **self.docker.env, **self.controller.env}
 
     def docker_run(self, *options: str, argv: Sequence[str]) -> list[str]:
-        return ["docker", "run", *options, "--network", NETWORK, IMAGE, *argv]
+        runtime = ("--runtime", "crun") if self.crun is Crun.BOTH else ()
+        return ["docker", "run", *options, *runtime, "--network", NETWORK, IMAGE, *argv]
 
     def write_task(self, name: str, entrypoint: Sequence[str], **fields: Any) -> Path:
         """Write the task's file; JSON is also YAML."""
@@ -80,14 +91,14 @@ class Parts:
 
 @contextmanager
 def running_parts(
-    *shim_options: str, networks: NetworkKind = NetworkKind.DOCKER
+    *shim_options: str, networks: NetworkKind = NetworkKind.DOCKER, crun: Crun | None = None
 ) -> Iterator[Parts]:
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="fl-bench-", dir="/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         folder.chmod(0o755)
         runtime = Builder(CHECKOUT, CHECKOUT / ".build").build()
-        docker = _docker(folder, stack)
+        docker = _docker(folder, stack, crun)
         (folder / "ssh").mkdir()
         sshd = SshDaemon(folder / "ssh")
         stack.callback(sshd.stop)
@@ -100,12 +111,16 @@ def running_parts(
         stack.callback(controller.close)
         controller.start()
         introduce(controller, sshd, shim)
-        yield Parts(folder, docker, shim, controller, networks)
+        yield Parts(folder, docker, shim, controller, runtime, networks, crun)
 
 
-def _docker(folder: Path, stack: ExitStack) -> DockerDaemon:
+def _docker(folder: Path, stack: ExitStack, crun: Crun | None) -> DockerDaemon:
     (folder / "docker").mkdir()
-    docker = DockerDaemon(folder / "docker")
+    if crun is None:
+        docker = DockerDaemon(folder / "docker")
+    else:
+        runtimes = {"crun": {"path": str(docker_packages.crun())}}
+        docker = DockerDaemon(folder / "docker", within=ONE_CGROUP_VERSION, runtimes=runtimes)
     stack.callback(docker.stop)
     docker.start()
     docker.import_image(IMAGE, images.busybox_root(folder / "busybox"))

@@ -77,11 +77,18 @@ def markdown(report: Report) -> str:
             "≤ 20 MiB",
         ),
         (
-            "runner: CPU time until its job runs",
-            f"{memory.runner_cpu * 1000:.0f} ms",
+            "runner: CPU time until its first answer",
+            f"{memory.to_answer * 1000:.0f} ms",
             "",
             "",
             "≤ 80 ms",
+        ),
+        (
+            "… and until its job runs and its log is followed",
+            f"{memory.runner_cpu * 1000:.0f} ms",
+            "",
+            "",
+            "",
         ),
         ("controller, idle", f"{memory.controller:.0f} MiB", "", "", "≤ 120 MiB"),
         (

@@ -50,7 +50,7 @@ async def measure_once() -> RunnerStart:
     process = await asyncio.create_subprocess_exec(*program, *arguments)
     try:
         async with asyncio.timeout(_LIMIT):
-            await _ask(socket)
+            await ask(socket)
         return _measured(process.pid, time.perf_counter() - begin)
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -59,7 +59,8 @@ async def measure_once() -> RunnerStart:
         await asyncio.to_thread(shutil.rmtree, folder)
 
 
-async def _ask(socket: Path) -> None:
+async def ask(socket: Path) -> None:
+    """Wait for a runner's socket and ask it once."""
     while not await asyncio.to_thread(socket.exists):  # noqa: ASYNC110 (another process's)
         await asyncio.sleep(0.001)
     reader, writer = await asyncio.open_unix_connection(socket)

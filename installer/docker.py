@@ -15,6 +15,7 @@ from installer.system import InstallError, System, must
 CONFIGURATION = "/etc/docker/daemon.json"
 _BEFORE = "/etc/fairlead/docker-before.json"
 _PACKAGES = ("docker.io", "iptables", "iproute2")
+_CRUN = "crun"
 _WHOLE: dict[str, Any] = {
     # systemd would take a container's GPU devices away at each `systemctl daemon-reload`.
     "exec-opts": ["native.cgroupdriver=cgroupfs"],
@@ -40,21 +41,32 @@ class EngineSettings:
 
     wanted: dict[str, Any]
     name: str = CONFIGURATION
+    with_crun: bool = False
+    """The engine knows crun, if this machine has it; its other OCI runtimes stay."""
 
     def difference(self, system: System, earlier: Set[str]) -> str | None:
         before = _settings(at(system, self.name))
-        keys = [key for key, value in self.wanted.items() if before.get(key) != value]
+        wanted = self._wanted(system, before)
+        keys = [key for key, value in wanted.items() if before.get(key) != value]
         return f"sets {', '.join(keys)}" if keys else None
 
     def apply(self, system: System) -> None:
         path = at(system, self.name)
         known = _read(at(system, _BEFORE))
         original = json.loads(known)["original"] if known else _read(path)
-        text = json.dumps({**_settings(path), **self.wanted}, indent=2) + "\n"
+        before = _settings(path)
+        text = json.dumps({**before, **self._wanted(system, before)}, indent=2) + "\n"
         kept = json.dumps({"original": original, "written": text}) + "\n"
         # First: after a crash in between, the operator's own file is still known.
         write(at(system, _BEFORE), kept, 0o600)
         write(path, text, 0o644)
+
+    def _wanted(self, system: System, before: dict[str, Any]) -> dict[str, Any]:
+        if not (self.with_crun and system.has_program(_CRUN)):
+            return self.wanted
+        # By its name: the engine looks for it on its PATH. A path of the operator's own stays.
+        runtimes = {_CRUN: {"path": _CRUN}, **before.get("runtimes", {})}
+        return {**self.wanted, "runtimes": runtimes}
 
     def leftover(self, system: System) -> str | None:
         known = _read(at(system, _BEFORE))
@@ -85,6 +97,8 @@ class EnginePackage:
 
     def apply(self, system: System) -> None:
         _with_package_lists(system, "-y", *_packages())
+        # Older releases have no such package, and runc starts containers as well.
+        system.run("apt-get", "install", "-q", "--no-install-recommends", "-y", _CRUN)
 
     def leftover(self, system: System) -> str | None:
         return None

@@ -144,7 +144,9 @@ def _engine(options: Options) -> list[Step]:
     if options.docker is Docker.NONE:
         return []
     changed = frozenset({docker.CONFIGURATION})
-    settings = docker.EngineSettings(docker.settings(options))
+    settings = docker.EngineSettings(
+        docker.settings(options), with_crun=options.docker is Docker.INSTALL
+    )
     reload = Command("docker.service", "reloaded", changed, docker.reload_engine)
     package = [docker.EnginePackage()] if options.docker is Docker.INSTALL else []
     return [settings, *package, reload]

@@ -18,6 +18,7 @@ from shim.files import safe_files
 from shim.node import machine
 from shim.node.ledger import Capacity
 from shim.settings import (
+    AUTO_RUNTIME,
     RUNTIME,
     DirectAccess,
     GatewayAccess,
@@ -166,8 +167,10 @@ def _add_networks(add: Callable[..., object]) -> None:
     add(
         "--oci-runtime",
         metavar="NAME",
-        help="the OCI runtime that starts containers, by the engine's name for it, such as crun "
-        "(default: the engine's)",
+        default=AUTO_RUNTIME,
+        help="the OCI runtime that starts containers, by the engine's name for it, such as runc; "
+        "auto: crun where the Docker engine knows it and a tried start works, else the engine's "
+        "default (default: %(default)s)",
     )
     add(
         "--job-networks",

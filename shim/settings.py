@@ -149,6 +149,10 @@ def _usual_prefix(whole: int) -> int:
     return max(usual, whole)
 
 
+AUTO_RUNTIME = "auto"
+"""The shim chooses the OCI runtime; no engine has one of this name."""
+
+
 class NetworkKind(StrEnum):
     """What makes the networks of containers."""
 
@@ -181,7 +185,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The addresses of runs' networks, the preferred range first; none: the engine's own."""
     networks: NetworkKind = NetworkKind.AUTO
     oci_runtime: str | None = None
-    """The engine's name of the OCI runtime that starts containers; None: its default."""
+    """The engine's name of the OCI runtime that starts containers; `auto`: crun where it works;
+    None: the engine's default."""
     allow_raw_sockets: bool = False
     """Tasks in the node's network keep CAP_NET_RAW, with which they read all of its traffic."""
     proxy_variables: dict[str, str] = {}

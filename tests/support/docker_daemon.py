@@ -14,6 +14,14 @@ from tests.support.daemons import Daemon, DaemonFailed, end_processes_that_menti
 from tests.support.engine_daemons import answers, unmount_all_below
 from tests.support.waiting import wait_until
 
+ONE_CGROUP_VERSION = (
+    *("unshare", "--mount", "--propagation", "private", "sh", "-c"),
+    # A machine with one version has no such mount.
+    'mountpoint -q /sys/fs/cgroup/unified && umount /sys/fs/cgroup/unified; exec "$@"',
+    "-",
+)
+"""Runs an engine that sees cgroups of one version: crun refuses those of both."""
+
 
 class DockerDaemon:
     """Unless told otherwise with live-restore: containers outlive `kill9` and the next `start`.

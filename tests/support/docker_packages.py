@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from entrypoint.runtime import elf
@@ -27,19 +28,34 @@ _PROGRAMS = (
     *("dockerd", "docker", "docker-proxy", "docker-init"),
     *("containerd", "containerd-shim-runc-v2", "runc", "crun"),
 )
+_CRUN = "crun"
+_SUITE_OF_CRUN = "trixie"
 _OPENED_LATE = "libgcc_s.so.1"
 """glibc opens it when a thread is cancelled; no file names it."""
 
 
 def programs(suite: str) -> Path:
     """Return the folder of the programs, not older than a week. Raises BuildError."""
-    kept = KEPT / f"docker-{suite}"
+    return _kept(KEPT / f"docker-{suite}", suite, _PACKAGES, _PROGRAMS)
+
+
+def crun() -> Path:
+    """Return crun: the one of PATH, or one that is not installed, because Podman would use it from
+    then on. Raises BuildError."""
+    if (found := shutil.which(_CRUN)) is not None:
+        return Path(found)
+    kept = KEPT / f"crun-{_SUITE_OF_CRUN}"
+    return _kept(kept, _SUITE_OF_CRUN, (_CRUN,), (_CRUN,)) / _CRUN
+
+
+def _kept(kept: Path, suite: str, packages: Sequence[str], names: Sequence[str]) -> Path:
     KEPT.mkdir(parents=True, exist_ok=True)
     with kept.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists() or time.time() - kept.stat().st_mtime > KEPT_SECONDS:
-            with tempfile.TemporaryDirectory(prefix=f".docker-{suite}-", dir=KEPT) as work:
-                fresh = _unpacked(_downloaded(suite, Path(work)), Path(work), kept)
+            with tempfile.TemporaryDirectory(prefix=f".{kept.name}-", dir=KEPT) as work:
+                archives = _downloaded(suite, packages, Path(work))
+                fresh = _unpacked(archives, names, Path(work), kept)
                 shutil.rmtree(kept, ignore_errors=True)
                 fresh.rename(kept)
     return kept / "bin"
@@ -50,7 +66,7 @@ def versions(folder: Path) -> str:
     return ", ".join(text.splitlines()[0] for text in told)
 
 
-def _downloaded(suite: str, work: Path) -> Path:
+def _downloaded(suite: str, packages: Sequence[str], work: Path) -> Path:
     """The packages and all that they depend on, which apt checks against Debian's signature."""
     (work / "state/lists/partial").mkdir(parents=True)
     (work / "cache/archives/partial").mkdir(parents=True)
@@ -73,11 +89,11 @@ def _downloaded(suite: str, work: Path) -> Path:
     )
     apt = ["env", f"APT_CONFIG={work}/apt.conf", "apt-get", "-q", "-y"]
     fetch([*apt, "update"])
-    fetch([*apt, "install", "--download-only", *_PACKAGES])
+    fetch([*apt, "install", "--download-only", *packages])
     return work / "cache/archives"
 
 
-def _unpacked(archives: Path, work: Path, home: Path) -> Path:
+def _unpacked(archives: Path, names: Sequence[str], work: Path, home: Path) -> Path:
     """The programs with their libraries, even the C library and its loader, for `home`."""
     root, fresh = work / "root", work / "docker"
     root.mkdir()
@@ -85,7 +101,7 @@ def _unpacked(archives: Path, work: Path, home: Path) -> Path:
         run(["dpkg-deb", "-x", package, root])
     (fresh / "bin").mkdir(parents=True)
     (fresh / "lib").mkdir()
-    for name in _PROGRAMS:
+    for name in names:
         shutil.copy(_found(root, name), fresh / "bin" / name)
     platform = current()
     libraries = root / "usr/lib" / platform.triplet

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from common.threads import together
 from controller.clock import Clock
 from controller.lifecycle import reports
 from controller.lifecycle.attempts import allocations, end_signal
@@ -100,8 +101,8 @@ def _moment_left(attempt: Attempt) -> float:
 
 
 class TaskRemover:
-    """Release the allocation, unless it is kept for a successor, then delete the task; what is
-    already gone counts as removed."""
+    """Release the allocation, unless it is kept for a successor, and delete the task, next to each
+    other; what is already gone counts as removed."""
 
     def __init__(self, pipeline: RunPipeline, fence: Fence) -> None:
         self._pipeline = pipeline
@@ -110,14 +111,21 @@ class TaskRemover:
     async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
         attempt, run_id = context.attempt, context.state.run.id
         kept = allocations.is_kept(context.state.run, attempt)
-        await remove_from_node(
-            connection,
-            task_id=attempt.id,
-            allocation_id=None if kept else attempt.allocation_id,
-            run_id=run_id,
-            fence=self._fence,
-            incarnation=context.run_incarnation,
+        removal = connection.shim.remove_task(
+            attempt.id, run_id=run_id, fence=self._fence, incarnation=context.run_incarnation
         )
+        works = [_gone(removal)]
+        if attempt.allocation_id is not None and not kept:
+            release = connection.shim.release_allocation(
+                attempt.allocation_id,
+                run_id=run_id,
+                fence=self._fence,
+                incarnation=context.run_incarnation,
+            )
+            # First: it is the shorter one, and others wait for what it gives back.
+            works.insert(0, _gone(release))
+        # Whatever does not arrive is asked for again: the attempt counts as removed after both.
+        await together(*works)
         # Its HTTP session would stay open for as long as the node is connected.
         if attempt.task.runner_socket is not None:
             await connection.forget_runner(attempt.task.runner_socket)
@@ -158,8 +166,8 @@ async def remove_from_node(
     fence: Fence,
     incarnation: int,
 ) -> None:
-    """Release the allocation, then remove the task. Raises RetryLater while the shim does not let
-    go.
+    """Release the allocation of a task that no record tells of, then remove the task. Raises
+    RetryLater while the shim does not let go.
 
     The task goes last: if the connection breaks in between, the next look at the node finds it and
     all of this is repeated.

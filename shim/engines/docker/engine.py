@@ -44,6 +44,7 @@ from shim.engines.docker.dialect import DOCKER, Dialect
 from shim.engines.docker.events import EventFollower, Past
 from shim.engines.docker.handover import hand_over, means_of
 from shim.engines.docker.images import DockerImages, folder_of
+from shim.engines.docker.oci_runtime import OciRuntime
 from shim.errors import EngineError
 from shim.settings import Settings
 
@@ -98,6 +99,7 @@ class DockerEngine:
         """Containers that were made here and not started yet."""
         self._follower: EventFollower | None = None
         self._images = DockerImages(self._call, self._in_our_words, dialect)
+        self._oci_runtime = OciRuntime(settings, install_id)
         self._networks: ChosenNetworks | None = None
         """None until the engine is open."""
 
@@ -120,6 +122,7 @@ class DockerEngine:
         info = await self._call(lambda: self._api.info())
         self._info = info
         request.require_oci_runtime(self._settings.oci_runtime, info)
+        self._oci_runtime.open(self._call, self._api, self._dialect.kind, info)
         self._cores = float(info.get("NCPU", 0))
         self._images.open(self._api, folder_of(info), self._connect_to_pull)
         self._follower = EventFollower(
@@ -150,6 +153,7 @@ class DockerEngine:
         self._networks = await chooser.open()
 
     async def close(self) -> None:
+        await self._oci_runtime.close()
         if self._networks is not None:
             await self._networks.close()
         if self._follower is not None:
@@ -238,7 +242,10 @@ class DockerEngine:
         if self._dialect.makes_missing_sources:
             await self._in_thread(lambda: containers.check_sources(spec, self._settings.runtime))
         try:
-            made = await self._call(lambda: self._api.create_container(**self._request(spec)))
+            oci_runtime = await self._oci_runtime.name()
+            made = await self._call(
+                lambda: self._api.create_container(**self._request(spec, oci_runtime))
+            )
         except Conflict as conflict:
             found = await self._call(lambda: self._api.inspect_container(name))
             # An earlier create whose answer was lost may have made it; a name alone proves nothing.
@@ -264,8 +271,11 @@ class DockerEngine:
         if container_id in self._never_started or await self._is_as_created(container_id):
             self._never_started.discard(container_id)
             await self._start_created(container_id)
-        if self._networks is not None:
-            await self._networks.started(container_id)
+        hints = self._hints
+        runs = self._networks is not None and await self._networks.started(container_id)
+        # An end that was told meanwhile may be this one's: then `wait` asks the engine itself.
+        if runs and hints == self._hints:
+            self._running[container_id] = {}
 
     async def _start_created(self, container_id: str) -> None:
         """Start a created container. The engine tries a few ports in a row and gives up when they
@@ -399,7 +409,7 @@ class DockerEngine:
             timeout=_CALL_SECONDS,
         )
 
-    def _request(self, spec: ContainerSpec) -> dict[str, Any]:
+    def _request(self, spec: ContainerSpec, oci_runtime: str | None) -> dict[str, Any]:
         bridge = spec.network_mode is NetworkMode.BRIDGE
         node = request.NodeValues(
             api_version=self._api._version,
@@ -407,7 +417,7 @@ class DockerEngine:
             runtime=request.runtime_path(self._settings.runtime),
             gid=self._settings.gid,
             proxy_variables=self._settings.proxy_variables,
-            oci_runtime=self._settings.oci_runtime,
+            oci_runtime=oci_runtime,
             cgroup_parent=request.cgroup_parent(self._info),
         )
         network = "default" if bridge else "host"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
 import os
 import socket
-import tarfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +27,9 @@ FAST_VERSION = 28
 _CONTAINER_SECONDS = 60
 _SHIM_SECONDS = 10.0
 _ENTRYPOINT = "/opt/fairlead/runtime/bin/fairlead-entrypoint"
+_EMPTY_TAR = bytes(1024)
+"""Two blocks of zeros end an archive (tar(5))."""
+_LIMITS = {"mem_limit": 64 << 20, "memswap_limit": 64 << 20, "pids_limit": 64, "nano_cpus": 10**9}
 
 
 def examine(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
@@ -73,14 +75,14 @@ def judge_crun(info: dict[str, Any], start: Callable[[], Finding]) -> Iterator[F
     refuses some nodes, for instance those with cgroups of both versions."""
     if CRUN not in (info.get("Runtimes") or ()) or info.get("DefaultRuntime") == CRUN:
         return
-    fix = "leave --oci-runtime crun out of /etc/fairlead/shim.env"
+    fix = "leave --oci-runtime crun out of /etc/fairlead/shim.env; without it, runc is used here"
     try:
         found = start()
     except docker.errors.APIError as error:
         yield warn(f"crun does not start a container: {str(error.explanation)[-300:]}", fix)
         return
     if found.level is FindingLevel.OK:
-        yield ok("crun starts containers: --oci-runtime crun makes starts shorter")
+        yield ok("crun starts containers, which takes less time than with runc")
     else:
         yield warn(f"with crun {found.message}", fix)
 
@@ -129,21 +131,44 @@ class NetworksOfNode(msgspec.Struct, frozen=True, kw_only=True):
     network_why: str | None = None
 
 
-def try_container(api: Any, runtime: Path, oci_runtime: str | None = None) -> Finding:
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """What is tried. `name`: of the container, where one of an earlier trial is removed; None: one
+    that nobody has. `limits`: the container has those that every job has."""
+
+    name: str | None = None
+    limits: bool = False
+
+
+_USUAL_TRIAL = Trial()
+
+
+def try_container(
+    api: Any, runtime: Path, oci_runtime: str | None = None, trial: Trial = _USUAL_TRIAL
+) -> Finding:
     """Its image is empty: all that runs in it is the runtime, as in every job."""
-    empty = io.BytesIO()
-    tarfile.open(fileobj=empty, mode="w").close()
-    tag = uuid.uuid4().hex[:12]
-    answer = api.import_image_from_data(empty.getvalue(), repository="fairlead-doctor", tag=tag)
+    name = trial.name or f"fairlead-doctor-{uuid.uuid4().hex[:12]}"
+    if trial.name is not None:
+        with contextlib.suppress(docker.errors.NotFound):
+            api.remove_container(name, force=True)
+        with contextlib.suppress(docker.errors.NotFound):
+            api.remove_image(name, force=True)
+    answer = api.import_image_from_data(_EMPTY_TAR, repository=name, tag="latest")
     # By its id: Podman puts the image of an import under a name of another registry.
     image = str(msgspec.json.decode(answer.splitlines()[-1])["status"])
     container = None
     try:
         mount = [f"{runtime.resolve()}:/opt/fairlead/runtime:ro"]
-        host = api.create_host_config(binds=mount, network_mode="none", runtime=oci_runtime)
-        command = ["--help"]
+        limits = _LIMITS if trial.limits else {}
+        host = api.create_host_config(
+            binds=mount, network_mode="none", runtime=oci_runtime, **limits
+        )
         container = api.create_container(
-            image, command, entrypoint=[_ENTRYPOINT], host_config=host, environment={}
+            image,
+            ["--help"],
+            name=name,
+            entrypoint=[_ENTRYPOINT],
+            host_config=host,
+            environment={},
         )["Id"]
         api.start(container)
         status = api.wait(container, timeout=_CONTAINER_SECONDS)["StatusCode"]

@@ -76,9 +76,9 @@ class Networks(Protocol):
     async def made(self, spec: ContainerSpec, container_id: str) -> None:
         """Prepare a container that is not started yet."""
 
-    async def started(self, container_id: str) -> None:
-        """Complete the network of a container that runs; may be repeated. Raises NodeFull,
-        NodeFault."""
+    async def started(self, container_id: str) -> bool:
+        """Complete the network of a container that runs; may be repeated. Return whether the engine
+        said meanwhile that it runs, without published ports. Raises NodeFull, NodeFault."""
 
     async def ended(self, task_id: str) -> None:
         """Take away what connects a container that has ended, while it is being removed; may be
@@ -239,8 +239,9 @@ class RunNetworks:
     async def made(self, spec: ContainerSpec, container_id: str) -> None:
         """Do nothing: Docker makes the files of a container's network."""
 
-    async def started(self, container_id: str) -> None:
+    async def started(self, container_id: str) -> bool:
         """Do nothing: Docker connects a container before its process runs."""
+        return False
 
     async def ended(self, task_id: str) -> None:
         """Do nothing, as when it is removed."""

@@ -16,6 +16,7 @@ from docker.types import Ulimit as DockerUlimit
 from common.files.task_folder import RUNNER_SOCKET_NAME
 from fairlead.wire.shim import NetworkMode, VolumeKind
 from shim.engines.base import ContainerSpec, MountSpec, NodeFault
+from shim.settings import AUTO_RUNTIME
 
 _RUNTIME = "/opt/fairlead/runtime"
 ENTRYPOINT = f"{_RUNTIME}/bin/fairlead-entrypoint"
@@ -124,7 +125,7 @@ def _mount(mount: MountSpec) -> Mount:
 def require_oci_runtime(name: str | None, info: Mapping[str, Any]) -> None:
     """Raise NodeFault for an OCI runtime that the engine does not know."""
     known = sorted(info.get("Runtimes") or ())
-    if name is not None and name not in known:
+    if name not in (None, AUTO_RUNTIME, *known):
         raise NodeFault(
             f"--oci-runtime {name}: the engine knows {', '.join(known) or 'no runtime by name'}; "
             f'add it to "runtimes" in /etc/docker/daemon.json, or leave the option out'

@@ -208,8 +208,9 @@ class WiredNetworks:
         text = hosts(spec.address, spec.hostname or container_id[:_ID])
         await asyncio.to_thread((self._files(spec.task_id) / "hosts").write_text, text)
 
-    async def started(self, container_id: str) -> None:
-        """Make the wire of a container that runs, unless it has one or needs none.
+    async def started(self, container_id: str) -> bool:
+        """Make the wire of a container that runs, unless it has one or needs none. Return whether
+        it runs and has one.
 
         Raises NodeFull when another shim has taken its address, and NodeFault: a container without
         its network must not run a job.
@@ -217,7 +218,7 @@ class WiredNetworks:
         found = await self._inspect(container_id)
         one = None if found is None else _attachment(_as_listed(found))
         if found is None or one is None or not found["State"]["Running"]:
-            return
+            return False
         pid = int(found["State"]["Pid"])
         try:
             await self._call(
@@ -230,6 +231,8 @@ class WiredNetworks:
             now = await self._inspect(container_id)
             if now is not None and now["State"]["Running"] and now["State"]["Pid"] == pid:
                 raise NodeFault(f"the container's network cannot be made: {error}") from None
+            return False
+        return True
 
     def _is_still(self, container_id: str, pid: int) -> bool:
         """Return whether the process is still the container's first one."""

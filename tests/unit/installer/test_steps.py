@@ -146,6 +146,35 @@ def test_an_old_version_stays_as_long_as_it_is_used(system: FolderSystem, bundle
     assert str((system.root / "opt/fairlead/previous").readlink()) == "3"
 
 
+def test_the_engine_knows_crun_where_the_machine_has_it(system: FolderSystem) -> None:
+    path = system.root / CONFIGURATION.lstrip("/")
+    path.parent.mkdir(parents=True)
+    path.write_text('{"runtimes": {"kata": {"path": "/opt/kata"}}}')
+    step = EngineSettings({}, with_crun=True)
+    system.missing = {"crun"}
+    assert step.difference(system, NOTHING) is None
+    system.missing = set()
+    assert step.difference(system, NOTHING) == "sets runtimes"
+    step.apply(system)
+    kata, crun = {"path": "/opt/kata"}, {"path": "crun"}
+    assert json.loads(path.read_text()) == {"runtimes": {"kata": kata, "crun": crun}}
+    assert step.difference(system, NOTHING) is None
+
+
+def test_a_crun_that_the_operator_has_named_stays(system: FolderSystem) -> None:
+    path = system.root / CONFIGURATION.lstrip("/")
+    path.parent.mkdir(parents=True)
+    path.write_text('{"runtimes": {"crun": {"path": "/opt/crun"}}}')
+    assert EngineSettings({}, with_crun=True).difference(system, NOTHING) is None
+
+
+def test_an_engine_is_installed_also_where_the_release_has_no_crun(system: FolderSystem) -> None:
+    install = ("apt-get", "install", "-q", "--no-install-recommends", "-y")
+    system.answers[*install, "crun"] = Done(100, "E: Unable to locate package crun")
+    EnginePackage().apply(system)
+    assert system.asked[-1] == (*install, "crun")
+
+
 def test_an_engine_without_its_package_is_told_with_what_to_do(system: FolderSystem) -> None:
     system.answers["apt-get", "install"] = Done(
         100, "Reading\nE: Unable to locate package docker.io"

@@ -40,6 +40,7 @@ from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.node import FakeConnection, status
 from tests.doubles.secrets import NO_SECRETS, GivenSecrets
 from tests.doubles.shim import node_info
+from tests.support.waiting import eventually
 from tests.unit.pipelines.parts import (
     ALONE,
     SOCKET,
@@ -730,6 +731,37 @@ async def test_a_shim_that_refuses_the_end_is_asked_again(
     with pytest.raises(ShimUnavailable):
         await performer(pipeline, FENCE)(context_of(placed(AttemptStatus.TERMINATING)), node)
     assert pipeline.posted == []
+
+
+async def test_the_removal_of_a_task_does_not_wait_for_the_release_of_its_place(
+    node: FakeConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = placed(AttemptStatus.TERMINATING, container_gone=True)
+    attempt = attempt_of(state)
+    node.shim.listing[attempt.id] = task_of(state, TaskStatus.TERMINATED)
+
+    async def release(allocation_id: str, **asked: object) -> None:
+        await eventually(lambda: ("remove", attempt.id) in node.shim.asked)
+
+    monkeypatch.setattr(node.shim, "release_allocation", release)
+    pipeline = NotedPipeline()
+    await TaskRemover(pipeline, FENCE)(context_of(state), node)
+    assert [type(report) for report in pipeline.posted] == [reports.TaskRemoved]
+
+
+async def test_a_task_counts_as_removed_only_once_its_place_is_released(
+    node: FakeConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = placed(AttemptStatus.TERMINATING, container_gone=True)
+
+    async def release(allocation_id: str, **asked: object) -> None:
+        raise ShimUnavailable("cut")
+
+    monkeypatch.setattr(node.shim, "release_allocation", release)
+    pipeline = NotedPipeline()
+    with pytest.raises(ShimUnavailable):
+        await TaskRemover(pipeline, FENCE)(context_of(state), node)
+    assert (node.shim.asked, pipeline.posted) == ([("remove", attempt_of(state).id)], [])
 
 
 @pytest.mark.parametrize("still_there", [True, False])

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import requests
 
-from shim.engines.base import EngineUnavailable
+from shim.engines.base import EngineUnavailable, NetworkChoice
+from shim.engines.docker.choice import ChosenNetworks
 from shim.engines.docker.engine import DockerEngine
+from shim.engines.docker.networks import RunNetworks
+from shim.settings import NetworkKind
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import settings
 
@@ -72,6 +75,52 @@ async def test_a_container_that_was_listed_is_not_asked_for(api: Api, engine: Do
     api.state = "exited"
     engine.hint("c")
     assert (await waiting).exit_code == 3
+
+
+class Wires(RunNetworks):
+    """Networks that have seen the started container run; `meanwhile` happens then."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self._meanwhile = meanwhile
+
+    async def started(self, container_id: str) -> bool:
+        self._meanwhile()
+        return True
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+async def start_with_wires(
+    engine: DockerEngine, api: Api, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None]
+) -> None:
+    choice = NetworkChoice(kind=NetworkKind.AGENT)
+    monkeypatch.setattr(engine, "_networks", ChosenNetworks(Wires(meanwhile), choice))
+    await engine.start("c")
+    api.inspected = 0
+
+
+async def test_a_container_that_was_connected_is_not_asked_for_again(
+    api: Api, engine: DockerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await start_with_wires(engine, api, monkeypatch, lambda: None)
+    waiting = asyncio.create_task(engine.wait("c"))
+    assert (await engine.published_port("c", 22), api.inspected) == (None, 0)
+    api.state = "exited"
+    engine.hint("c")
+    assert (await waiting).exit_code == 3
+
+
+@pytest.mark.parametrize("heard", ["c", None])
+async def test_an_end_that_is_heard_while_a_container_is_connected_is_not_missed(
+    api: Api, engine: DockerEngine, monkeypatch: pytest.MonkeyPatch, heard: str | None
+) -> None:
+    def end() -> None:
+        api.state = "exited"
+        engine.hint(heard)
+
+    await start_with_wires(engine, api, monkeypatch, end)
+    assert (await engine.wait("c")).exit_code == 3
 
 
 async def test_an_end_that_is_heard_before_somebody_waits_is_not_missed(

@@ -65,6 +65,7 @@ def test_an_oci_runtime_that_the_engine_lacks_is_a_fault_of_the_node() -> None:
     info: dict[str, object] = {"Runtimes": {"runc": {}, "io.containerd.runc.v2": {}}}
     request.require_oci_runtime("runc", info)
     request.require_oci_runtime(None, {})
+    request.require_oci_runtime("auto", {})
     with pytest.raises(NodeFault, match=r"--oci-runtime crun: the engine knows .*runc; add it"):
         request.require_oci_runtime("crun", info)
 

@@ -1,0 +1,114 @@
+"""crun starts containers where the engine knows it and it works: the engines' contract, and the
+choice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shim.engines.docker.engine import DockerEngine
+from shim.settings import AUTO_RUNTIME
+from tests.support import images
+from tests.support.docker_daemon import ONE_CGROUP_VERSION, DockerDaemon
+from tests.support.docker_packages import crun
+from tests.support.engine_contract import EngineContract, World, spec
+from tests.support.engine_world import EngineWorld, settings_in
+
+pytestmark = pytest.mark.e2e
+_REFUSES = "#!/bin/sh\necho 'drop all controllers from cgroupv2' >&2\nexit 1\n"
+Start = Callable[[str], DockerDaemon]
+
+
+@pytest.fixture(scope="module")
+def start_with(tmp_path_factory: pytest.TempPathFactory, testbed_folder: Path) -> Iterator[Start]:
+    """Starts an engine that has busybox:latest and knows this program as crun."""
+    started: list[DockerDaemon] = []
+
+    def start(program: str) -> DockerDaemon:
+        folder = testbed_folder / f"crun-{len(started)}"
+        folder.mkdir()
+        runtimes = {"crun": {"path": program}}
+        daemon = DockerDaemon(folder, within=ONE_CGROUP_VERSION, runtimes=runtimes)
+        started.append(daemon)
+        daemon.start()
+        root = images.busybox_root(tmp_path_factory.mktemp("busybox") / "root")
+        daemon.import_image("busybox:latest", root)
+        return daemon
+
+    yield start
+    for daemon in started:
+        daemon.stop()
+
+
+@pytest.fixture(scope="module")
+def with_crun(start_with: Start) -> DockerDaemon:
+    return start_with(str(crun()))
+
+
+@pytest.fixture(scope="module")
+def with_one_that_refuses(
+    start_with: Start, tmp_path_factory: pytest.TempPathFactory
+) -> DockerDaemon:
+    program = tmp_path_factory.mktemp("oci") / "crun"
+    program.write_text(_REFUSES)
+    program.chmod(0o755)
+    return start_with(str(program))
+
+
+class TestDockerEngineWithCrun(EngineContract):
+    @pytest.fixture
+    async def world(
+        self, with_crun: DockerDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> AsyncIterator[World]:
+        monkeypatch.setenv("DOCKER_HOST", with_crun.url)
+        settings = msgspec.structs.replace(settings_in(tmp_path), oci_runtime="crun")
+        world = EngineWorld(tmp_path, settings, DockerEngine)
+        await world.again()
+        yield world
+        await world.close()
+        await asyncio.to_thread(with_crun.remove_containers)
+
+
+async def _chosen_on(
+    daemon: DockerDaemon, folder: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Return the OCI runtime of a container of a shim that chooses."""
+    monkeypatch.setenv("DOCKER_HOST", daemon.url)
+    settings = msgspec.structs.replace(
+        settings_in(folder), oci_runtime=AUTO_RUNTIME, runtime=runtime
+    )
+    world = EngineWorld(folder, settings, DockerEngine)
+    await world.again()
+    try:
+        made = await world.engine.create(spec(world, "t1", "exit 0"))
+        asked = ("inspect", "--format", "{{.HostConfig.Runtime}}", made)
+        return await asyncio.to_thread(daemon.docker, *asked)
+    finally:
+        await world.close()
+        left = await asyncio.to_thread(
+            daemon.docker, "ps", "-aq", "--filter", "name=fairlead-trial"
+        )
+        images_left = await asyncio.to_thread(
+            daemon.docker, "images", "-q", "fairlead-trial-install-1"
+        )
+        await asyncio.to_thread(daemon.remove_containers)
+        assert (left, images_left) == ("", ""), "the trial leaves nothing"
+
+
+async def test_crun_starts_containers_where_it_works(
+    with_crun: DockerDaemon, tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await _chosen_on(with_crun, tmp_path, runtime, monkeypatch) == "crun"
+
+
+async def test_runc_starts_containers_where_crun_refuses_the_node(
+    with_one_that_refuses: DockerDaemon,
+    tmp_path: Path,
+    runtime: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert await _chosen_on(with_one_that_refuses, tmp_path, runtime, monkeypatch) == "runc"
