@@ -32,6 +32,7 @@ from runner.job.outcome import (
     of_max_duration,
 )
 from runner.logs.output import Output
+from runner.logs.pump import OutputPump
 from runner.logs.segments import SegmentLog
 from runner.processes.launch import Launch
 from runner.processes.leaf import Leaf
@@ -47,43 +48,6 @@ def _is_in_setup(mark: str | None) -> bool:
         return os.lstat(mark).st_size == 0
     except OSError:
         return False
-
-
-class OutputPump:
-    """Reads both pipes until each has ended or `close` is called."""
-
-    def __init__(self, output: Output) -> None:
-        self._output = output
-        self._ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        # The number of a closed descriptor is soon that of another file.
-        output.before_close = loop.remove_reader
-        for fd in output.open:
-            loop.add_reader(fd, self._read, fd)
-        self._look_for_the_end()
-
-    async def wait_ended(self) -> None:
-        """Wait until no process holds the writing ends."""
-        await self._ended.wait()
-
-    def close(self) -> None:
-        """Read what is in the pipes now, at most what they can hold, and stop."""
-        for fd in self._output.open:
-            # Not until it is empty: a process that escaped the kill may write as fast as this
-            # reads.
-            for _ in range(16):
-                if not self._output.take(fd):
-                    break
-            self._output.close(fd)
-        self._look_for_the_end()
-
-    def _read(self, fd: int) -> None:
-        self._output.take(fd)
-        self._look_for_the_end()
-
-    def _look_for_the_end(self) -> None:
-        if not self._output.open:
-            self._ended.set()
 
 
 _MAX_BYTES = 1 << 10

@@ -8,6 +8,7 @@ can always write its secrets in another form: this protects against accidents.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -110,6 +111,10 @@ def _needles(secrets: Iterable[str]) -> list[bytes]:
 
 _TAIL = 4096
 _READ_SIZE = 256 << 10
+LARGE_PIPE = 1 << 20
+"""What a pipe may hold in which much was found. Not from the beginning: all pipes of an
+unprivileged user share 64 MiB, and when they are used up each new one holds 8 KiB, the job's own
+pipes too (pipe(7)). A container's root counts as unprivileged, with those of other containers."""
 
 
 class Output:
@@ -132,6 +137,8 @@ class Output:
         self._log = log
         self._open = {stdout: Stream.STDOUT, stderr: Stream.STDERR}
         self._maskers = {fd: Masker(secrets) for fd in self._open}
+        self._room = {fd: _room_in(fd) for fd in self._open}
+        self._enlarged = set[int]()
         self._terminal = stdout if is_terminal else None
         self._tail_of = Stream.STDOUT if is_terminal else Stream.STDERR
         self._tail = b""
@@ -146,24 +153,44 @@ class Output:
         """The last few KiB of stderr (or of the terminal), with secrets masked."""
         return self._tail
 
-    def take(self, fd: int) -> bool:
-        """Read a piece of this pipe; return False when it is empty, or has ended and is closed."""
+    def room(self, fd: int) -> int:
+        """Bytes in this pipe that are few, so that the job can go on writing for some time; 0 of a
+        terminal, which gives 4 KiB at once whatever it has."""
+        return self._room[fd]
+
+    def take(self, fd: int) -> int:
+        """Read a piece of this pipe; return its bytes: 0 when it is empty, or has ended and is
+        closed."""
         try:
             data = os.read(fd, _READ_SIZE)
         except BlockingIOError:
-            return False
+            return 0
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
             data = b""  # a terminal that no process holds any more
         if not data:
             self.close(fd)
-            return False
-        if len(data) == _READ_SIZE:
+            return 0
+        size = len(data)
+        if size >= self._room[fd] > 0 and not self._enlarge(fd):
             self._log.pacing.press()
         if fd == self._terminal:
             data = terminal.output_of(fd, data)
         self._append(self._open[fd], self._maskers[fd].feed(data))
+        return size
+
+    def _enlarge(self, fd: int) -> bool:
+        """Let the job write on while the runner does something else. It is tried once; return
+        whether the pipe became larger."""
+        if fd in self._enlarged:
+            return False
+        self._enlarged.add(fd)
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, LARGE_PIPE)
+        except OSError:  # above a limit: a smaller pipe is slower, not wrong
+            return False
+        self._room[fd] = _room_in(fd)
         return True
 
     def close(self, fd: int) -> None:
@@ -180,6 +207,14 @@ class Output:
             self._tail = (self._tail + data)[-_TAIL:]
         if data:
             self._log.append(stream, data)
+
+
+def _room_in(fd: int) -> int:
+    try:
+        # Written in pieces of little more than half a page, a pipe is full at half its size.
+        return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) // 4
+    except OSError:  # a terminal
+        return 0
 
 
 def _ignore(_: int) -> None:

@@ -17,7 +17,8 @@ TURN = 0.0005
 """Seconds between two turns of all other followers together."""
 PRESSED_TURN = 0.016
 PRESSURE_LASTS = 0.25
-"""Seconds for which the job counts as waiting after its pipe was last found full."""
+"""Seconds for which the job counts as waiting after its pipe, as large as it may be, last had
+much."""
 PIECES = 8 << 20
 """Bytes of all pieces on their way together, without the first follower's; each has at least
 `MIN_PIECE`."""
@@ -35,7 +36,7 @@ class Pacing:
         self._next_turn = 0.0
 
     def press(self) -> None:
-        """Note that the job has more output than was read at once."""
+        """Note that the job may soon have to wait, for it fills its pipe."""
         self._pressed_until = self._now() + PRESSURE_LASTS
 
     @contextmanager

@@ -9,7 +9,6 @@ reaped the job's process by accident, the exit code would be lost. So a child is
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import resource
 import signal
@@ -155,7 +154,6 @@ class Child:
         self._children.disown(self.pid)
 
 
-PIPE_SIZE = 1 << 20
 JOB_UMASK = 0o022
 """The usual umask; the runner's own lets the node's group read what it makes in the task's
 folder."""
@@ -315,8 +313,6 @@ async def _owned(start: Coroutine[Any, Any, int], children: Children) -> int:
 def _pipe() -> tuple[int, int]:
     read, write = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(read, False)
-    with suppress(OSError):  # above this user's limit: a smaller pipe is slower, not wrong
-        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
     return read, write
 
 

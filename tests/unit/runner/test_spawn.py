@@ -1,8 +1,9 @@
-"""A process whose start is cancelled does not live on."""
+"""A process whose start is cancelled does not live on, and its pipes are like others."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import subprocess
 import threading
@@ -50,3 +51,13 @@ async def test_a_start_that_is_cancelled_while_its_program_runs_already_ends_the
         await starting
     with pytest.raises(ProcessLookupError):
         os.kill(started[0], 0)
+
+
+def test_a_job_begins_with_pipes_of_the_usual_size() -> None:
+    """A user's pipes may hold 64 MiB together: larger ones would leave the jobs' own 8 KiB each."""
+    usual = os.pipe()
+    with spawn.ends_for(LAUNCH) as ends:
+        sizes = {fcntl.fcntl(end, fcntl.F_GETPIPE_SZ) for end in (*usual, *ends[:2])}
+    for end in (*usual, *ends[:2]):
+        os.close(end)
+    assert len(sizes) == 1
