@@ -42,11 +42,11 @@ from shim.engines.docker.api import Conflict, DockerRefused, NotFound, ensure_vo
 from shim.engines.docker.choice import ChosenNetworks, NetworkChooser
 from shim.engines.docker.dialect import DOCKER, Dialect
 from shim.engines.docker.events import EventFollower, Past
-from shim.engines.docker.handover import hand_over, means_of
+from shim.engines.docker.handover import Way, hand_over, means_of
 from shim.engines.docker.images import DockerImages, folder_of
 from shim.engines.docker.oci_runtime import OciRuntime
 from shim.errors import EngineError
-from shim.settings import Settings
+from shim.settings import AUTO_RUNTIME, Settings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -438,6 +438,10 @@ class DockerEngine:
         if not self._dialect.gives_named_devices:
             means = msgspec.structs.replace(means, cdi=frozenset(), hook=False)
         handover = hand_over(spec.gpus, spec.gpu_units, spec.infiniband, means)
+        if handover.way is Way.HOOK and self._settings.oci_runtime == AUTO_RUNTIME:
+            # crun keeps what the hook says to itself, such as that the image needs a newer driver:
+            # only with these words it is the job's fault.
+            asked["host_config"].pop("Runtime", None)
         asked["host_config"] |= handover.host_config
         asked["host_config"]["GroupAdd"] += [str(gid) for gid in handover.groups]
         asked["environment"] |= handover.environment

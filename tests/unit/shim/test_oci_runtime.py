@@ -20,6 +20,7 @@ from shim.engines.docker.examination import Trial, try_container
 from shim.engines.docker.oci_runtime import OciRuntime, to_try
 from shim.errors import EngineError
 from shim.examination import bad, ok
+from shim.gpus.nvidia.nvml import NVIDIA
 from shim.settings import AUTO_RUNTIME
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import settings
@@ -207,24 +208,25 @@ def test_an_import_that_fails_after_its_answer_began_is_told_in_the_engines_word
         try_container(FullDisk(), tmp_path)
 
 
-class Reloaded:
-    """An engine that knew crun at the trial, and does not when a container is created."""
+class Creating:
+    """An engine's client that creates containers, but none with an OCI runtime in `forgotten`."""
 
     _version = "1.41"
 
-    def __init__(self) -> None:
+    def __init__(self, forgotten: tuple[str, ...] = ()) -> None:
         self.created: list[object] = []
+        self._forgotten = forgotten
 
     def info(self) -> dict[str, Any]:
-        return KNOWS_RUNC
+        return {"Runtimes": {"runc": {}, "crun": {}, "nvidia": {}}, "DefaultRuntime": "runc"}
 
     def create_container(self, **asked: Any) -> dict[str, str]:
         runtime = asked["host_config"].get("Runtime")
         self.created.append(runtime)
-        if runtime is not None:
+        if runtime in self._forgotten:
             answer = requests.Response()
             answer.status_code = 400
-            why = "unknown or invalid runtime name: crun"
+            why = f"unknown or invalid runtime name: {runtime}"
             raise docker.errors.APIError(why, answer, why)
         return {"Id": "c"}
 
@@ -232,17 +234,34 @@ class Reloaded:
         """Nothing is open."""
 
 
+async def created(
+    api: Creating, folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, **changes: Any
+) -> list[object]:
+    """Return the OCI runtimes with which a container was asked for, where a trial has worked."""
+
+    async def crun(_: OciRuntime) -> str:
+        return "crun"
+
+    monkeypatch.setattr(OciRuntime, "name", crun)
+    chosen = msgspec.structs.replace(settings(folder), oci_runtime=wanted)
+    engine = DockerEngine(chosen, "install", api)
+    on_host = msgspec.structs.replace(SPEC, network_mode=NetworkMode.HOST, **changes)
+    assert await engine.create(on_host) == "c"
+    await engine.close()
+    return api.created
+
+
 async def test_a_container_is_made_although_the_engine_has_forgotten_crun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OciRuntime, "name", _crun)
-    api = Reloaded()
-    chosen = msgspec.structs.replace(settings(tmp_path), oci_runtime=AUTO_RUNTIME)
-    engine = DockerEngine(chosen, "install", api)
-    on_host = msgspec.structs.replace(SPEC, network_mode=NetworkMode.HOST)
-    assert (await engine.create(on_host), api.created) == ("c", ["crun", None])
-    await engine.close()
+    api = Creating(forgotten=("crun",))
+    assert await created(api, tmp_path, monkeypatch, AUTO_RUNTIME) == ["crun", None]
 
 
-async def _crun(_: OciRuntime) -> str:
-    return "crun"
+@pytest.mark.parametrize(("wanted", "used"), [(AUTO_RUNTIME, None), ("crun", "crun")])
+async def test_gpus_that_a_hook_gives_come_with_the_runtime_that_tells_what_the_hook_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, used: str | None
+) -> None:
+    """With crun, an image that needs a newer driver would be the node's fault."""
+    gpus = {"gpus": ("GPU-0",), "gpu_delivery": NVIDIA}
+    assert await created(Creating(), tmp_path, monkeypatch, wanted, **gpus) == [used]
