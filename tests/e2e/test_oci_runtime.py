@@ -4,13 +4,17 @@ choice."""
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from fairlead.wire.shim import ContainerOptions
+from shim.engines.base import NodeFault
 from shim.engines.docker.engine import DockerEngine
+from shim.errors import EngineError
 from shim.settings import AUTO_RUNTIME
 from tests.support import images
 from tests.support.docker_daemon import ONE_CGROUP_VERSION, DockerDaemon
@@ -112,3 +116,64 @@ async def test_runc_starts_containers_where_crun_refuses_the_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert await _chosen_on(with_one_that_refuses, tmp_path, runtime, monkeypatch) == "runc"
+
+
+@pytest.fixture
+async def world(
+    with_crun: DockerDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[EngineWorld]:
+    """Its containers are crun's."""
+    monkeypatch.setenv("DOCKER_HOST", with_crun.url)
+    settings = msgspec.structs.replace(settings_in(tmp_path), oci_runtime="crun")
+    world = EngineWorld(tmp_path, settings, DockerEngine)
+    await world.again()
+    yield world
+    await world.close()
+    await asyncio.to_thread(with_crun.remove_containers)
+
+
+async def test_what_the_kernel_refuses_a_job_is_no_fault_of_the_node(world: EngineWorld) -> None:
+    options = ContainerOptions(pids_limit=10**12)
+    asked = msgspec.structs.replace(spec(world, "t1", "exit 0"), options=options)
+    made = await world.engine.create(asked)
+    with pytest.raises(EngineError, match="Invalid argument") as caught:
+        await world.engine.start(made)
+    assert not isinstance(caught.value, NodeFault)
+
+
+async def test_a_runtime_that_is_gone_is_a_fault_of_the_node(world: EngineWorld) -> None:
+    (world.settings.runtime / "bin/fairlead-entrypoint").unlink()
+    made = await world.engine.create(spec(world, "t1", "exit 0"))
+    with pytest.raises(NodeFault, match="fairlead-entrypoint"):
+        await world.engine.start(made)
+
+
+async def test_runc_starts_containers_once_crun_is_gone(
+    start_with: Start, tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Path(shutil.copy(crun(), tmp_path / "crun"))
+    daemon = await asyncio.to_thread(start_with, str(program))
+    monkeypatch.setenv("DOCKER_HOST", daemon.url)
+    settings = msgspec.structs.replace(
+        settings_in(tmp_path), oci_runtime=AUTO_RUNTIME, runtime=runtime
+    )
+    world = EngineWorld(tmp_path, settings, DockerEngine)
+    await world.again()
+
+    async def made_with(task_id: str) -> tuple[str, str]:
+        made = await world.engine.create(spec(world, task_id, "exit 0"))
+        asked = ("inspect", "--format", "{{.HostConfig.Runtime}}", made)
+        return made, await asyncio.to_thread(daemon.docker, *asked)
+
+    try:
+        first, oci_runtime = await made_with("t1")
+        assert oci_runtime == "crun"
+        await asyncio.to_thread(program.unlink)
+        with pytest.raises(NodeFault, match="OCI runtime"):
+            await world.engine.start(first)
+        second, oci_runtime = await made_with("t2")
+        assert oci_runtime == "runc"
+        await world.engine.start(second)
+    finally:
+        await world.close()
+        await asyncio.to_thread(daemon.remove_containers)
