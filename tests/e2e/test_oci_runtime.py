@@ -4,8 +4,10 @@ choice."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -21,6 +23,7 @@ from tests.support.docker_daemon import ONE_CGROUP_VERSION, DockerDaemon
 from tests.support.docker_packages import crun
 from tests.support.engine_contract import EngineContract, World, spec
 from tests.support.engine_world import EngineWorld, settings_in
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 _REFUSES = "#!/bin/sh\necho 'drop all controllers from cgroupv2' >&2\nexit 1\n"
@@ -148,32 +151,65 @@ async def test_a_runtime_that_is_gone_is_a_fault_of_the_node(world: EngineWorld)
         await world.engine.start(made)
 
 
+@asynccontextmanager
+async def choosing(
+    daemon: DockerDaemon, folder: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[EngineWorld, Callable[[str], Awaitable[tuple[str, str]]]]]:
+    """Give the world of an engine that chooses, and what makes a container of a task: it returns
+    the container and its OCI runtime."""
+    monkeypatch.setenv("DOCKER_HOST", daemon.url)
+    settings = msgspec.structs.replace(
+        settings_in(folder), oci_runtime=AUTO_RUNTIME, runtime=runtime
+    )
+    world = EngineWorld(folder, settings, DockerEngine)
+    await world.again()
+
+    async def made(task_id: str) -> tuple[str, str]:
+        container = await world.engine.create(spec(world, task_id, "exit 0"))
+        asked = ("inspect", "--format", "{{.HostConfig.Runtime}}", container)
+        return container, await asyncio.to_thread(daemon.docker, *asked)
+
+    try:
+        yield world, made
+    finally:
+        await world.close()
+        await asyncio.to_thread(daemon.remove_containers)
+
+
 async def test_runc_starts_containers_once_crun_is_gone(
     start_with: Start, tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = Path(shutil.copy(crun(), tmp_path / "crun"))
     daemon = await asyncio.to_thread(start_with, str(program))
-    monkeypatch.setenv("DOCKER_HOST", daemon.url)
-    settings = msgspec.structs.replace(
-        settings_in(tmp_path), oci_runtime=AUTO_RUNTIME, runtime=runtime
-    )
-    world = EngineWorld(tmp_path, settings, DockerEngine)
-    await world.again()
-
-    async def made_with(task_id: str) -> tuple[str, str]:
-        made = await world.engine.create(spec(world, task_id, "exit 0"))
-        asked = ("inspect", "--format", "{{.HostConfig.Runtime}}", made)
-        return made, await asyncio.to_thread(daemon.docker, *asked)
-
-    try:
-        first, oci_runtime = await made_with("t1")
+    async with choosing(daemon, tmp_path, runtime, monkeypatch) as (world, made):
+        first, oci_runtime = await made("t1")
         assert oci_runtime == "crun"
         await asyncio.to_thread(program.unlink)
         with pytest.raises(NodeFault, match="OCI runtime"):
             await world.engine.start(first)
-        second, oci_runtime = await made_with("t2")
+        second, oci_runtime = await made("t2")
         assert oci_runtime == "runc"
         await world.engine.start(second)
-    finally:
-        await world.close()
-        await asyncio.to_thread(daemon.remove_containers)
+
+
+async def test_an_engine_that_restarts_is_tried_again(
+    start_with: Start, tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "crun"
+    await asyncio.to_thread(program.write_text, _REFUSES)
+    await asyncio.to_thread(program.chmod, 0o755)
+    daemon = await asyncio.to_thread(start_with, str(program))
+    async with choosing(daemon, tmp_path, runtime, monkeypatch) as (world, made):
+        assert (await made("t1"))[1] == "runc"
+        await asyncio.to_thread(shutil.copy, crun(), program)
+        await asyncio.to_thread(daemon.kill9)
+        await asyncio.to_thread(daemon.start)
+        await world.engine.ready()
+        # The stream of events begins again within seconds.
+        numbers = itertools.count(2)
+
+        async def is_crun() -> bool:
+            return (await made(f"t{next(numbers)}"))[1] == "crun"
+
+        tried: bool = await eventually(is_crun)
+        assert tried
