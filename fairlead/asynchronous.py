@@ -207,6 +207,11 @@ class AsyncRun(_Asynchronous[Run], KnownRun):
         finally:
             await asyncio.to_thread(opened.close)
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Why chosen sets stay as they are although `retry` was asked for."""
+        return self._blocking.left_out
+
     async def retry(self, sets: str | None = None) -> AsyncRun:
         """Run parameter sets of this sweep again, as `Run.retry` does."""
         found = await asyncio.to_thread(self._blocking.retry, sets)

@@ -18,7 +18,7 @@ import msgspec
 from fairlead.documents.jobs import AttemptOutputsView, AttemptView, JobView, OutputsView
 from fairlead.documents.metrics import MetricsAnswer, MetricsHistoryAnswer
 from fairlead.documents.plans import ExplainView
-from fairlead.documents.runs import EventView, RunView, WatchLine
+from fairlead.documents.runs import EventView, RetriedView, RunView, WatchLine
 from fairlead.documents.services import ServiceView
 from fairlead.documents.sweeps import SetView
 from fairlead.errors import ClientClosed, RunFailed, UsageError
@@ -135,6 +135,9 @@ class Run(KnownRun):
         self.client = client
         self._rest = client.rest
         self._state = state
+        self.left_out: tuple[str, ...] = ()
+        """Why chosen sets stay as they are although `retry` was asked for, as sentences: what they
+        wait for must be retried first."""
 
     def another(self) -> Run:
         """Return the same run, asked about through a client of its own."""
@@ -251,13 +254,13 @@ class Run(KnownRun):
     def retry(self, sets: str | None = None) -> Run:
         """Run parameter sets of this sweep again: those that failed, or `sets`, by number (`3,7-9`)
         or value (`seed=3`), of those that failed or were stopped. Return the run that has them:
-        this one, or a new one if this one has ended."""
+        this one, or a new one if this one has ended; its `left_out` tells of sets whose predecessor
+        must be retried first."""
         data = self._rest.post(run_path(self.id, "sets/retry"), {"which": sets})
-        state = decode(data, RunView)
-        if state.id != self.id:
-            return Run(self.client, state)
-        self._state = state
-        return self
+        state = decode(data, RetriedView)
+        found = self if state.id == self.id else Run(self.client, state)
+        found._state, found.left_out = state, state.left_out
+        return found
 
     def stop_sets(self, sets: str) -> Run:
         """Stop parameter sets of this live sweep, by number (`3,7-9`) or value (`seed=3`)."""

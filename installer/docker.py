@@ -43,6 +43,8 @@ class EngineSettings:
     name: str = CONFIGURATION
     with_crun: bool = False
     """The engine knows crun, if this machine has it; its other OCI runtimes stay."""
+    is_undone: bool = True
+    """False: another step with the same file is."""
 
     def difference(self, system: System, earlier: Set[str]) -> str | None:
         before = _settings(at(system, self.name))
@@ -65,11 +67,11 @@ class EngineSettings:
         if not (self.with_crun and system.has_program(_CRUN)):
             return self.wanted
         # By its name: the engine looks for it on its PATH. A path of the operator's own stays.
-        runtimes = {_CRUN: {"path": _CRUN}, **before.get("runtimes", {})}
+        runtimes = {_CRUN: {"path": _CRUN}, **(before.get("runtimes") or {})}
         return {**self.wanted, "runtimes": runtimes}
 
     def leftover(self, system: System) -> str | None:
-        known = _read(at(system, _BEFORE))
+        known = _read(at(system, _BEFORE)) if self.is_undone else None
         if known is None:
             return None
         is_ours = _read(at(system, self.name)) == json.loads(known)["written"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,8 +149,11 @@ def _engine(options: Options) -> list[Step]:
         docker.settings(options), with_crun=options.docker is Docker.INSTALL
     )
     reload = Command("docker.service", "reloaded", changed, docker.reload_engine)
-    package = [docker.EnginePackage()] if options.docker is Docker.INSTALL else []
-    return [settings, *package, reload]
+    if options.docker is not Docker.INSTALL:
+        return [settings, reload]
+    # A new engine begins with its settings. Its package brings crun, which they then name.
+    again = dataclasses.replace(settings, is_undone=False)
+    return [settings, docker.EnginePackage(), again, reload]
 
 
 def _files(bundle: Path, options: Options) -> list[Step]:

@@ -101,7 +101,7 @@ def make_app(
         app.on_response_prepare.append(tidy)
     app.on_shutdown.append(end_streams)
     add_routes(app.router, service, credentials(service))
-    app.router.add_get(OPENAPI_PATH, _openapi)
+    app.router.add_get(OPENAPI_PATH, _openapi())
     app.router.add_get(METRICS_PATH, _metrics(service, proxy))
     app.router.add_get(SERVICES_METRICS_PATH, _metrics(service, proxy, only_services=True))
     for mount in mounts:
@@ -282,8 +282,16 @@ def _document() -> bytes:
     return msgspec.json.encode(document(ROUTES))
 
 
-async def _openapi(request: web.Request) -> web.StreamResponse:
-    return web.Response(body=await asyncio.to_thread(_document), content_type=JSON)
+def _openapi() -> Endpoint:
+    making = asyncio.Lock()
+
+    async def openapi(request: web.Request) -> web.StreamResponse:
+        # Anybody may ask, without a token: many at once must not each have a thread make it.
+        async with making:
+            body = await asyncio.to_thread(_document)
+        return web.Response(body=body, content_type=JSON)
+
+    return openapi
 
 
 def _metrics(

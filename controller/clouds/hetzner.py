@@ -267,13 +267,16 @@ class HetznerCloud:
 
     def _named(self, error: CloudError) -> Refused:
         """Return the refusal of an order with the field of the controller's file that it is about;
-        what that names is the whole project's."""
+        what that names is the whole project's, unless it only does not go with the offer."""
         text, within = str(error), f"providers.{self._name}"
         lowered = text.lower().replace(" ", "_")
+        is_of_offer = any(word in lowered for word in _OF_OFFER)
+        # An image may be too large for one server type, and a network not reach one location.
+        reach = Reach.OFFER if is_of_offer else Reach.PROVIDER
         for word, field in _SETUP.items():
             if word in lowered:
-                return Refused(f"{within}.{field}: {text}", Reach.PROVIDER)
-        if isinstance(error, Refused) or any(word in lowered for word in _OF_OFFER):
+                return Refused(f"{within}.{field}: {text}", reach)
+        if isinstance(error, Refused) or is_of_offer:
             return Refused(text)
         see_to = f"see to {', '.join(_SETUP.values())} of {within}"
         return Refused(f"{text}: {see_to}", Reach.PROVIDER)

@@ -97,6 +97,8 @@ HEADERS = {
 """NEL: browsers forget a policy that a service set here, when it could."""
 ENTER_PATH = PATH + "/enter"
 _MAX_FORM = 64 << 10
+_MAX_MESSAGE = 1000
+"""Characters of what an act has done, in a header, of which followers take 8,190 bytes."""
 _TRY_SECONDS, _TRIES = 2.0, 10
 _Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -490,7 +492,10 @@ def _moved(there: str) -> _Endpoint:
 
 
 def _done(answer: Done) -> web.Response:
-    event = json.dumps({"fairlead:done": {"message": answer.message}})  # a header is ASCII
+    message = answer.message
+    if len(message) > _MAX_MESSAGE:
+        message = f"{message[:_MAX_MESSAGE]}…"
+    event = json.dumps({"fairlead:done": {"message": message}})  # a header is ASCII
     headers = {"HX-Trigger": event}
     if answer.location is not None:
         # A browser follows a 303 within the script's request, and htmx would never see it.

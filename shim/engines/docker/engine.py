@@ -42,11 +42,11 @@ from shim.engines.docker.api import Conflict, DockerRefused, NotFound, ensure_vo
 from shim.engines.docker.choice import ChosenNetworks, NetworkChooser
 from shim.engines.docker.dialect import DOCKER, Dialect
 from shim.engines.docker.events import EventFollower, Past
-from shim.engines.docker.handover import hand_over, means_of
+from shim.engines.docker.handover import Way, hand_over, means_of
 from shim.engines.docker.images import DockerImages, folder_of
 from shim.engines.docker.oci_runtime import OciRuntime
 from shim.errors import EngineError
-from shim.settings import Settings
+from shim.settings import AUTO_RUNTIME, Settings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class DockerEngine:
         """Containers that were made here and not started yet."""
         self._follower: EventFollower | None = None
         self._images = DockerImages(self._call, self._in_our_words, dialect)
-        self._oci_runtime = OciRuntime(settings, install_id)
+        self._oci_runtime = OciRuntime(settings, install_id, dialect.kind, self._in_our_words)
         self._networks: ChosenNetworks | None = None
         """None until the engine is open."""
 
@@ -122,7 +122,6 @@ class DockerEngine:
         info = await self._call(lambda: self._api.info())
         self._info = info
         request.require_oci_runtime(self._settings.oci_runtime, info)
-        self._oci_runtime.open(self._call, self._api, self._dialect.kind, info)
         self._cores = float(info.get("NCPU", 0))
         self._images.open(self._api, folder_of(info), self._connect_to_pull)
         self._follower = EventFollower(
@@ -141,6 +140,7 @@ class DockerEngine:
         )
         # Before anything is listed: an end between a listing and the first event would be missed.
         await self._follower.open()
+        self._oci_runtime.open(self._api, info)
         chooser = NetworkChooser(
             self._call,
             self._api,
@@ -242,10 +242,7 @@ class DockerEngine:
         if self._dialect.makes_missing_sources:
             await self._in_thread(lambda: containers.check_sources(spec, self._settings.runtime))
         try:
-            oci_runtime = await self._oci_runtime.name()
-            made = await self._call(
-                lambda: self._api.create_container(**self._request(spec, oci_runtime))
-            )
+            made = await self._created(spec, await self._oci_runtime.name())
         except Conflict as conflict:
             found = await self._call(lambda: self._api.inspect_container(name))
             # An earlier create whose answer was lost may have made it; a name alone proves nothing.
@@ -261,6 +258,16 @@ class DockerEngine:
         if spec.network_mode is NetworkMode.BRIDGE:
             await self._opened.made(spec, container_id)
         return container_id
+
+    async def _created(self, spec: ContainerSpec, oci_runtime: str | None) -> dict[str, Any]:
+        try:
+            return await self._call(
+                lambda: self._api.create_container(**self._request(spec, oci_runtime))
+            )
+        except EngineError as error:
+            if oci_runtime is None or not self._oci_runtime.is_gone(error):
+                raise
+            return await self._created(spec, None)
 
     async def start(self, container_id: str) -> None:
         """Start a container that was not started before.
@@ -292,7 +299,10 @@ class DockerEngine:
                 if "address already in use" not in str(error).lower():
                     if self._networks is not None:
                         self._networks.distrust(str(error))
-                    raise faults.of_start(error) from None
+                    fault = faults.of_start(error)
+                    if isinstance(fault, NodeFault):
+                        self._oci_runtime.again()
+                    raise fault from None
                 if not left:
                     raise PortsTaken(str(error)) from None
             else:
@@ -390,15 +400,15 @@ class DockerEngine:
         """Return a client of docker-py, made in a thread, because the constructor asks the engine
         for its version.
 
-        The pool has room for every thread's connection. urllib3 fails when a pool is full and
-        closed at the same moment, and docker-py closes pools of paths that it has not used for
-        long.
+        The pool has room for every thread's connection, and those of events and a trial. urllib3
+        fails when a pool is full and closed at the same moment, and docker-py closes pools of paths
+        that it has not used for long.
         """
         return docker.APIClient(
             base_url=self._dialect.url,
             version="auto",
             timeout=_CALL_SECONDS,
-            max_pool_size=_THREADS + 1,
+            max_pool_size=_THREADS + 2,
         )
 
     def _connect_to_pull(self) -> Any:
@@ -428,6 +438,10 @@ class DockerEngine:
         if not self._dialect.gives_named_devices:
             means = msgspec.structs.replace(means, cdi=frozenset(), hook=False)
         handover = hand_over(spec.gpus, spec.gpu_units, spec.infiniband, means)
+        if handover.way is Way.HOOK and self._settings.oci_runtime == AUTO_RUNTIME:
+            # crun keeps what the hook says to itself, such as that the image needs a newer driver:
+            # only with these words it is the job's fault.
+            asked["host_config"].pop("Runtime", None)
         asked["host_config"] |= handover.host_config
         asked["host_config"]["GroupAdd"] += [str(gid) for gid in handover.groups]
         asked["environment"] |= handover.environment
@@ -468,6 +482,7 @@ class DockerEngine:
         self._hints += 1
         if container_id is None:
             self._running.clear()
+            self._oci_runtime.again()
         else:
             self._running.pop(container_id, None)
             if container_id in self._waiting:

@@ -142,6 +142,18 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 _USUAL_TRIAL = Trial()
 
 
+def _imported(api: Any, name: str) -> str:
+    """Return the id of an empty image: Podman puts the image of an import under a name of another
+    registry. Raises APIError."""
+    answer = api.import_image_from_data(_EMPTY_TAR, repository=name, tag="latest")
+    last = msgspec.json.decode(answer.splitlines()[-1])
+    if "status" not in last:
+        # As on a full disk: the engine has answered with 200 before it failed.
+        why = str(last.get("error", last))
+        raise docker.errors.APIError(why, explanation=why)
+    return str(last["status"])
+
+
 def try_container(
     api: Any, runtime: Path, oci_runtime: str | None = None, trial: Trial = _USUAL_TRIAL
 ) -> Finding:
@@ -152,9 +164,7 @@ def try_container(
             api.remove_container(name, force=True)
         with contextlib.suppress(docker.errors.NotFound):
             api.remove_image(name, force=True)
-    answer = api.import_image_from_data(_EMPTY_TAR, repository=name, tag="latest")
-    # By its id: Podman puts the image of an import under a name of another registry.
-    image = str(msgspec.json.decode(answer.splitlines()[-1])["status"])
+    image = _imported(api, name)
     container = None
     try:
         mount = [f"{runtime.resolve()}:/opt/fairlead/runtime:ro"]

@@ -23,10 +23,13 @@ _NODES = (
     "unknown runtime",
     "unknown or invalid runtime",
     f'exec: "{ENTRYPOINT}"',
+    f"executable file `{ENTRYPOINT}` not found",
+    "unable to retrieve oci runtime error",
 )
-"""Every bind mount has a source of the shim's own, volumes included."""
+"""Every bind mount has a source of the shim's own, volumes included. crun has backquotes; the last
+words are containerd's, of an OCI runtime that did not run."""
 _JOBS = (
-    *("rlimit", "docker-init", "container-init", "unable to apply caps"),
+    *("rlimit", "docker-init", "container-init", "unable to apply caps", "capset"),
     *("unable to find user", "unable to find group"),
     *("to rootfs at", "memory limit too low", "unable to set memory limit", "sethostname"),
     "requirement error",
@@ -42,8 +45,8 @@ _ADDRESS_TAKEN = re.compile(
 _GONE_SOURCE = re.compile(
     r'mounting "(?P<source>[^"]+)" to rootfs at .*l?stat (?P=source): no such'
 )
-# runc's words when the kernel refuses a value for a cgroup's limit.
-_REFUSED_LIMIT = re.compile(r"failed to write .*: invalid argument")
+# The words of runc and of crun when the kernel refuses a value for a cgroup's limit.
+_REFUSED_LIMIT = re.compile(r"(failed to write .*|write file `[^`]+`): invalid argument")
 
 
 def is_of_its_address(error: EngineError) -> bool:

@@ -8,19 +8,24 @@ only a tried start tells.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from fairlead.wire.shim import EngineKind, Finding, FindingLevel
-from shim.engines.docker.api import Call
+from shim.engines.docker.api import in_own_thread
 from shim.engines.docker.examination import CRUN, Trial, try_container
-from shim.errors import EngineError
 from shim.settings import AUTO_RUNTIME, Settings
 
 log = logging.getLogger(__name__)
 _USUAL = "runc"
+_MAX_WAIT_SECONDS = 20.0
+"""Of containers, for a trial. A loaded machine needs a second; an OCI runtime that hangs has a
+minute for each call to the engine."""
+_THREAD = "shim-oci-runtime"
+_UNKNOWN = ("unknown runtime specified", "unknown or invalid runtime")
 
 
 def to_try(kind: EngineKind, info: Mapping[str, Any]) -> str | None:
@@ -35,43 +40,105 @@ def to_try(kind: EngineKind, info: Mapping[str, Any]) -> str | None:
 
 
 class OciRuntime:
-    """The choice of one life of the shim. Containers that run already keep theirs."""
+    """The choice for the next containers. Those that run already keep theirs.
+
+    `translated`: the context in which errors of docker-py become those of engines.
+    """
 
     def __init__(
-        self, settings: Settings, install_id: str, attempt: Callable[..., Finding] = try_container
+        self,
+        settings: Settings,
+        install_id: str,
+        kind: EngineKind,
+        translated: Callable[[], AbstractContextManager[None]],
+        attempt: Callable[..., Finding] = try_container,
+        max_wait: float = _MAX_WAIT_SECONDS,
     ) -> None:
         self._settings = settings
+        self._kind = kind
+        self._translated = translated
         # One name for each shim: what a crash leaves of a trial is removed by the next one.
         self._trial = Trial(name=f"fairlead-trial-{install_id}", limits=True)
         self._attempt = attempt
+        self._max_wait = max_wait
+        self._api: Any = None
         self._trying: asyncio.Task[str | None] | None = None
+        self._wait_until = 0.0
+        self._is_doubted = False
 
-    def open(self, call: Call, api: Any, kind: EngineKind, info: Mapping[str, Any]) -> None:
-        """Begin the trial, if there is something to try; the first container waits for it."""
-        found = to_try(kind, info)
-        if self._settings.oci_runtime == AUTO_RUNTIME and found is not None:
-            self._trying = asyncio.create_task(self._tried(call, api, found), name="OCI runtime")
+    def open(self, api: Any, info: Mapping[str, Any]) -> None:
+        """Begin the trial, if there is something to try; the first containers wait for it."""
+        self._api = api
+        if self._is_auto and to_try(self._kind, info) is not None:
+            self._begin(info)
+
+    def again(self) -> None:
+        """Choose anew: the engine may have begun with other settings, or crun may be gone."""
+        if self._api is None or not self._is_auto:
+            return
+        if self._trying is None or self._trying.done():
+            self._begin(None)
+        else:
+            self._is_doubted = True
 
     async def close(self) -> None:
+        """End the choice. A trial goes on in its thread, which holds up nobody."""
         if self._trying is not None:
             self._trying.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._trying
+            await asyncio.wait((self._trying,))
 
     async def name(self) -> str | None:
-        """Return the engine's name of it; None: the engine's default."""
+        """Return the engine's name of it; None: the engine's default, also while a trial takes
+        long."""
         if self._settings.oci_runtime != AUTO_RUNTIME:
             return self._settings.oci_runtime
-        # A task that is stopped while it waits must not end the trial for the others.
-        return None if self._trying is None else await asyncio.shield(self._trying)
+        trying = self._trying
+        if trying is None:
+            return None
+        # Not `wait_for`: a task that is stopped while it waits must not end the trial for others.
+        left = self._wait_until - asyncio.get_running_loop().time()
+        await asyncio.wait((trying,), timeout=max(0.0, left))
+        return trying.result() if trying.done() and not trying.cancelled() else None
 
-    async def _tried(self, call: Call, api: Any, runtime: str) -> str | None:
+    def is_gone(self, error: Exception) -> bool:
+        """Return whether the engine refused a container because it no longer knows the OCI runtime
+        that was chosen; then its default starts the next ones."""
+        if not self._is_auto or not any(words in str(error).lower() for words in _UNKNOWN):
+            return False
+        self.again()
+        return True
+
+    @property
+    def _is_auto(self) -> bool:
+        return self._settings.oci_runtime == AUTO_RUNTIME and self._kind is EngineKind.DOCKER
+
+    def _begin(self, info: Mapping[str, Any] | None) -> None:
+        self._wait_until = asyncio.get_running_loop().time() + self._max_wait
+        self._trying = asyncio.create_task(self._chosen(info), name="OCI runtime")
+
+    async def _chosen(self, info: Mapping[str, Any] | None) -> str | None:
+        while True:
+            self._is_doubted = False
+            found = await self._tried(info)
+            if not self._is_doubted:
+                return found
+            info = None
+
+    async def _tried(self, info: Mapping[str, Any] | None) -> str | None:
+        """Return the OCI runtime to use. Whatever goes wrong in a trial, containers start."""
+        folder = self._settings.runtime
         try:
-            found = await call(
-                lambda: self._attempt(api, self._settings.runtime, runtime, self._trial)
-            )
-        except EngineError as error:
-            log.warning("%s does not start a container here, so runc does: %s", runtime, error)
+            with self._translated():
+                if info is None:
+                    asked: Mapping[str, Any] = await in_own_thread(self._api.info, _THREAD)
+                    info = asked
+                runtime = to_try(self._kind, info)
+                if runtime is None:
+                    return None
+                attempt = partial(self._attempt, self._api, folder, runtime, self._trial)
+                found = await in_own_thread(attempt, _THREAD)
+        except Exception as error:
+            log.warning("%s does not start a container here, so runc does: %s", CRUN, error)
             return None
         if found.level is not FindingLevel.OK:
             log.warning("with %s %s, so runc starts containers", runtime, found.message)

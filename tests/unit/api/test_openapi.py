@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient
 
+from controller.api import app
 from controller.api.app import ROUTES
 from controller.api.http.openapi import document
+from controller.api.http.routes import Route
 from tests.unit.api.documented import difference
 
 
@@ -35,6 +40,29 @@ async def test_the_document_lists_exactly_the_routes_that_are_served(
     assert listed == served - {
         ("GET", path) for path in ("/v1/openapi.json", "/metrics", "/metrics/services")
     }
+
+
+async def test_many_who_ask_first_have_the_document_made_once(
+    api: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+
+    def counted(routes: Sequence[Route]) -> dict[str, Any]:
+        made.append(routes)
+        return document(routes)
+
+    monkeypatch.setattr(app, "document", counted)
+    app._document.cache_clear()
+
+    async def asked(method: str) -> tuple[int, str | None, bytes]:
+        async with api.request(method, "/v1/openapi.json") as answer:
+            return answer.status, answer.headers.get("Content-Length"), await answer.read()
+
+    whole = msgspec.json.encode(document(ROUTES))
+    length = str(len(whole))
+    answers = await asyncio.gather(*(asked("GET") for _ in range(30)), asked("HEAD"))
+    assert answers == [(200, length, whole)] * 30 + [(200, length, b"")]
+    assert len(made) == 1
 
 
 def test_every_reference_of_the_document_is_in_it() -> None:

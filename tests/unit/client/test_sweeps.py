@@ -75,6 +75,20 @@ async def test_after_its_end_retry_gives_a_new_run(server: TestServer, node: Pla
         assert again.state.sweep.total == 1
 
 
+async def test_retry_tells_which_sets_it_left_out(server: TestServer, node: PlayedNode) -> None:
+    check = Task(name="check", commands=["check"], after=[{"run": "train", "job": "same"}])
+    async with AsyncClient(str(server.make_url("")), ADMIN_TOKEN) as client:
+        train = await client.sweep(TRAIN, {"seed": [1, 2]}, max_parallel=1)
+        run = await client.sweep(check, {"seed": [1, 2]}, max_parallel=1)
+        for name, code in (("train", 0), ("train", 1), ("check", 1)):
+            await node.runs(name)
+            await node.ends(name, code)
+        assert run.left_out == ()
+        again = await run.retry()
+        (why,) = again.left_out
+        assert why.startswith(f"not retried: 1; of what they wait for, 1 of run train ({train.id})")
+
+
 @pytest.mark.parametrize(
     ("params", "sentence"),
     [

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from installer import docker
+from installer.main import install
 from installer.options import Docker, Options, merge
 from installer.plan import problems, steps
-from installer.steps import File, NoFile, NoFolder, NoUnit, Step, Unit
-from installer.system import InstallError
+from installer.steps import Command, File, NoFile, NoFolder, NoUnit, Step, Unit
+from installer.system import Done, InstallError
 from tests.unit.installer.test_steps import FolderSystem
 
 ROOT = Path(__file__).parents[3]
@@ -42,6 +45,38 @@ def test_a_login_at_a_node_carries_more_requests_than_sshds_own_limit(tmp_path: 
     lines = written(tmp_path)["/etc/security/limits.d/60-fairlead.conf"].splitlines()
     limits = [line.split() for line in lines if not line.startswith("#")]
     assert limits == [[user, "-", "nofile", "65536"] for user in ("fairlead", "fairlead-gateway")]
+
+
+class FreshSystem(FolderSystem):
+    """A machine without an engine, whose apt-get brings what it is asked for."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.missing = {"dockerd", "crun"}
+
+    def is_booted(self) -> bool:
+        return True
+
+    def run(self, *argv: str) -> Done:
+        if argv[:2] == ("apt-get", "install"):
+            self.missing -= {"dockerd"} if "docker.io" in argv else set(argv)
+        return super().run(*argv)
+
+
+def test_a_new_engine_knows_the_crun_that_comes_with_it(tmp_path: Path) -> None:
+    kinds = (docker.EngineSettings, docker.EnginePackage, Command)
+    made = planned(tmp_path / "bundle", Options(docker=Docker.INSTALL))
+    of_engine = [one for one in made if isinstance(one, kinds) and "ocker" in one.name]
+    system, told = FreshSystem(tmp_path / "node"), list[tuple[str, str]]()
+    install(system, of_engine, lambda *one: told.append(one), check=False)
+    text = (system.root / docker.CONFIGURATION.lstrip("/")).read_text()
+    assert json.loads(text)["runtimes"] == {"crun": {"path": "crun"}}
+    # Its first start has the settings already, and it hears of crun afterwards.
+    assert [why for _, why in told][1:] == ["installed (docker.io)", "sets runtimes", "reloaded"]
+    install(system, of_engine, lambda *one: told.append(one), check=False)
+    assert len(told) == 4
+    left = [one.leftover(system) for one in of_engine if isinstance(one, docker.EngineSettings)]
+    assert left == ["as it was before", None]
 
 
 def test_a_node_listens_for_gateways_only_where_its_operator_says_so(tmp_path: Path) -> None:

@@ -260,6 +260,19 @@ async def test_a_wrong_token_is_told_without_it(tmp_path: Path) -> None:
             Reach.PROVIDER,
         ),
         (HetznerFailure(404, "not_found", "server type not found"), "server type", Reach.OFFER),
+        # A larger server type, or one of the image's architecture, would do.
+        (
+            HetznerFailure(
+                422, "invalid_input", "image disk is bigger than server type disk", {"fields": []}
+            ),
+            "image: POST .*bigger",
+            Reach.OFFER,
+        ),
+        (
+            HetznerFailure(422, "invalid_input", "network is not in the server's location"),
+            "networks: POST",
+            Reach.OFFER,
+        ),
         (HetznerFailure(422, "invalid_input", "wrong", ["user_data"]), "wrong", Reach.OFFER),
     ],
 )

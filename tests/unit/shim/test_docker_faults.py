@@ -12,6 +12,7 @@ from shim.engines.docker.faults import is_of_its_address, of_create, of_start
 from shim.errors import EngineError, VolumeError
 
 RUNC = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start "
+CRUN = "failed to create shim task: OCI runtime create failed: "
 INIT = f"{RUNC}container process: error during container init: "
 ENTRYPOINT = "/opt/fairlead/runtime/bin/fairlead-entrypoint"
 
@@ -58,6 +59,13 @@ def test_a_lack_of_the_node_when_a_container_is_created_is_a_node_fault(
               "initialization error: nvml error: driver not loaded: unknown"),
         (500, f"{INIT}error setting cgroup config for procHooks process: no such device: unknown"),
         (409, "container is marked for removal and cannot be started"),
+        (400, f"{CRUN}executable file `{ENTRYPOINT}` not found: No such file or directory"),
+        (500, f"{CRUN}the path `{ENTRYPOINT}` exists but it is not executable: Operation not "
+              "permitted: unknown"),
+        (400, f"{CRUN}unable to retrieve OCI runtime error (open /run/containerd/x/log.json: no "
+              "such file or directory): fork/exec /usr/bin/crun: no such file or directory"),
+        (400, f"{CRUN}unable to retrieve OCI runtime error (open /run/containerd/x/log.json: no "
+              'such file or directory): exec: "crun": executable file not found in $PATH: unknown'),
     ],
 )  # fmt: skip
 def test_a_lack_of_the_node_when_a_container_is_started_is_a_node_fault(
@@ -101,6 +109,12 @@ def test_an_impossible_wish_of_a_job_when_its_container_is_created_is_no_node_fa
         (500, f"{RUNC}container process: container init was OOM-killed (memory limit too low?)"),
         (500, f"{INIT}error running hook #0: exit status 1, stderr: nvidia-container-cli: "
               "requirement error: unsatisfied condition: cuda>=12.4, please update your driver"),
+        (400, f"{CRUN}mkdir `/proc/x`: No such file or directory: unknown"),
+        (400, f"{CRUN}mount `/var/lib/fairlead/mounts/t/0` to `bin/sh`: Not a directory: unknown: "
+              "Are you trying to mount a directory onto a file (or vice-versa)?"),
+        (500, f"{CRUN}setrlimit `RLIMIT_NOFILE`: Operation not permitted: unknown"),
+        (500, f"{CRUN}capset: Operation not permitted: unknown"),
+        (500, f"{CRUN}write file `pids.max`: Invalid argument: unknown"),
     ],
 )  # fmt: skip
 def test_an_impossible_wish_of_a_job_when_its_container_is_started_is_no_node_fault(

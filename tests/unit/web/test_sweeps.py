@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from controller.lifecycle.reports import LinksFound
+from controller.web.app import _done
+from controller.web.page import Done
 from fairlead.model.job_links import JobLink, LinkKind
 from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import PlayedNode, node
@@ -80,6 +83,14 @@ async def test_the_sets_of_an_ended_sweep_are_retried_as_a_new_run(
     assert there != path
     assert numbers(await admin.fragment(there, "jobs")) == [0]
     assert (await admin.act(f"{path}/sets/retry", which="1")).status == 409
+
+
+def test_a_long_list_of_sets_stays_below_what_clients_take_as_a_header() -> None:
+    """aiohttp's client, by which a follower asks the leader, takes 8,190 bytes."""
+    answer = _done(Done(message="ü" * 100_000))
+    assert len(answer.headers["HX-Trigger"]) < 8190
+    short = json.loads(_done(Done(message="ü" * 500)).headers["HX-Trigger"])
+    assert short == {"fairlead:done": {"message": "ü" * 500}}
 
 
 async def test_a_user_acts_on_no_sets_of_others(admin: Browser, ada: Browser) -> None:
