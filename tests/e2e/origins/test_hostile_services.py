@@ -34,7 +34,9 @@ ICON = "/favicon.ico"
 DASHBOARD = "/dashboard/runs"
 AT_A_FOLLOWER = "tls, services on sibling hosts"
 """The hosts that a page can do the most to."""
-USER = "document.querySelector('meta[name=fairlead-page]') && document.body.innerText"
+USER = """document.querySelector('meta[name=fairlead-page]') && document.readyState !== 'loading'
+  && document.body.innerText"""
+"""A page that is half read has its head, and rows of its table are missing."""
 
 
 async def log_in(tab: Tab, bed: Bed) -> None:
