@@ -15,6 +15,7 @@ from controller.outputs.bucket import fingerprint_of
 from controller.store import schema
 from controller.store.base import Peer
 from controller.store.examination import DatabaseFacts
+from controller.store.room import ROOM_BYTES, is_full
 from controller.store.sqlite import DATABASE_NAME
 from fairlead.wire.shim import Finding, FindingLevel
 
@@ -197,6 +198,10 @@ def _leader(facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield ok("leader", f"{leader.url} leads and has its lock")
+    if is_full(leader.free):
+        room = f"its disk is full, and no other controller has {ROOM_BYTES >> 20} MiB free"
+        fix = "remove files in its data folder, or in another controller's: that one then leads"
+        yield warn("leader", f"{leader.url} leads although {room}", fix)
 
 
 def _clock(facts: Facts) -> Iterator[Finding]:

@@ -118,6 +118,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     leads: bool
     has_lock: bool = True
     """Of one that leads: the end of its session tells that it is dead."""
+    free: int | None = None
+    """Bytes of its disk; None: it has not told."""
 
     @property
     def key_files(self) -> str | None:
