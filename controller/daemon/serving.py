@@ -244,6 +244,8 @@ async def _controller(
         ready(await listen(api, options, certificate, listening))
         closing.push_async_callback(_answer_all, api, leaving, answering)
         if take_back is not None:
+            # When followers know that it leaves: they take what waits to the next leader.
+            closing.callback(proxy.leave)
             closing.push_async_callback(_leave_address, leading, leaving, api, links, take_back)
         yield work
 
