@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from controller.store import room
+from controller.store.base import is_full
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Disk:
 
     @property
     def is_full(self) -> bool:
-        return room.is_full(self.free)
+        return is_full(self.free)
 
     async def look(self) -> None:
         was_full = self.is_full

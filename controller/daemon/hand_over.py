@@ -7,7 +7,6 @@ import contextlib
 import logging
 
 from controller.disk import LOOK_SECONDS, Disk
-from controller.store import room
 from controller.store.base import Store
 from controller.store.errors import StoreUnavailable
 from controller.store.peers import Peers
@@ -38,4 +37,4 @@ class HandOver:
     async def _another_has_room(self, store: Store, peers: Peers) -> bool:
         """Raises StoreUnavailable."""
         sight = await store.peers()
-        return sight is not None and room.gives_lead_away(self.disk.free, sight, peers.id)
+        return sight is not None and sight.gives_lead_away(peers.id, self.disk.free)

@@ -13,9 +13,8 @@ from controller.identity import INSTALLATION_NAME
 from controller.lifecycle.machines.homes import homeless
 from controller.outputs.bucket import fingerprint_of
 from controller.store import schema
-from controller.store.base import Peer
+from controller.store.base import ROOM_BYTES, Peer, is_full
 from controller.store.examination import DatabaseFacts
-from controller.store.room import ROOM_BYTES, is_full
 from controller.store.sqlite import DATABASE_NAME
 from fairlead.wire.shim import Finding, FindingLevel
 

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from controller.store import room, schema
+from controller.store import schema
 from controller.store.base import Peer, Sight
 from controller.store.errors import StoreUnavailable
 from controller.store.lease import LEASE_NAME
@@ -263,7 +263,7 @@ class Peers:
         """Try to get the lock, or leave it to a leader that waits for it; return whether this
         controller may lead then. One without room on its disk leaves both to one that has some."""
         leader = found.leader
-        if room.leaves_lead(self.free, found, self.id):
+        if found.leaves_lead(self.id, self.free):
             self._free_lock(session)
             return msgspec.structs.replace(found, may_lead=False)
         if leader is not None and not leader.has_lock and not found.may_lead:

@@ -10,11 +10,10 @@ import pytest
 from controller.daemon import hand_over
 from controller.daemon.hand_over import HandOver
 from controller.disk import Disk
-from controller.store import room
-from controller.store.base import Peer, Sight
+from controller.store import base
+from controller.store.base import ROOM_BYTES, Peer, Sight
 from controller.store.errors import StoreUnavailable
 from controller.store.peers import Peers
-from controller.store.room import ROOM_BYTES
 from tests.doubles.memory_store import MemoryStore
 from tests.support.waiting import LONG, eventually
 
@@ -38,7 +37,7 @@ async def test_a_full_disk_is_logged_once_and_so_is_its_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk(tmp_path)
-    monkeypatch.setattr(room, "FULL_BYTES", 1 << 62)
+    monkeypatch.setattr(base, "FULL_BYTES", 1 << 62)
     for _ in range(2):
         await disk.look()
     assert disk.is_full

@@ -6,8 +6,7 @@ import msgspec
 
 from controller.api.http.routes import Call, Route
 from controller.clock import iso
-from controller.store import room
-from controller.store.base import Peer, Sight
+from controller.store.base import Peer, Sight, is_full
 from fairlead.documents.installation import ControllerView
 
 
@@ -34,7 +33,7 @@ def _view(sight: Sight, peer: Peer) -> ControllerView:
         started_at=iso(peer.started_at),
         last_seen_at=iso(peer.seen_at),
         disk_free_bytes=peer.free,
-        is_disk_full=room.is_full(peer.free),
+        is_disk_full=is_full(peer.free),
     )
 
 

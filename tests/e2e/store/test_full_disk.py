@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from controller.store.room import FULL_BYTES, ROOM_BYTES
+from controller.store.base import FULL_BYTES, ROOM_BYTES
 from fairlead.errors import ApiError
 from fairlead.rest import ControllerClient, decode
 from tests.e2e.store.test_leaders import Controllers

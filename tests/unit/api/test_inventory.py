@@ -12,8 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from controller.disk import Disk
 from controller.lifecycle.model import NodeStatus, QuarantinedTask
 from controller.lifecycle.reports import NodeGone, StopRequested
-from controller.store.base import Peer, Sight
-from controller.store.room import FULL_BYTES
+from controller.store.base import FULL_BYTES, Peer, Sight
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AllocationState
 from tests.unit.api.asking import LOCAL, added, hold, shape_of, submit

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.store.base import Peer, Sight
-from controller.store.room import FULL_BYTES, ROOM_BYTES, gives_lead_away, is_full, leaves_lead
+from controller.store.base import FULL_BYTES, ROOM_BYTES, Peer, Sight, is_full
 
 NOW = 100.0
 
@@ -39,13 +38,13 @@ WITHOUT_ROOM = [
 @pytest.mark.parametrize(("free", "full"), [(None, False), (FULL_BYTES, False), (0, True)])
 def test_a_full_leader_gives_the_lead_to_one_with_room(free: int | None, full: bool) -> None:
     assert is_full(free) == full
-    assert gives_lead_away(free, sight(ROOMY), "own") == full
+    assert sight(ROOMY).gives_lead_away("own", free) == full
 
 
 @pytest.mark.parametrize("other", WITHOUT_ROOM, ids=lambda other: f"{other.id}: {other.free}")
 def test_without_another_that_has_room_the_full_one_leads(other: Peer) -> None:
-    assert not gives_lead_away(0, sight(other), "own")
-    assert not leaves_lead(0, sight(other), "own")
+    assert not sight(other).gives_lead_away("own", 0)
+    assert not sight(other).leaves_lead("own", 0)
 
 
 @pytest.mark.parametrize(
@@ -54,4 +53,4 @@ def test_without_another_that_has_room_the_full_one_leads(other: Peer) -> None:
 def test_a_follower_leads_only_with_room_while_another_has_some(
     free: int | None, leaves: bool
 ) -> None:
-    assert leaves_lead(free, sight(ROOMY), "own") == leaves
+    assert sight(ROOMY).leaves_lead("own", free) == leaves
