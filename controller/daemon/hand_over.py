@@ -7,7 +7,7 @@ import contextlib
 import logging
 
 from controller.disk import LOOK_SECONDS, Disk
-from controller.store.base import Store
+from controller.store.base import Sight, Store
 from controller.store.errors import StoreUnavailable
 from controller.store.peers import Peers
 
@@ -26,15 +26,15 @@ class HandOver:
     async def watch(self, store: Store) -> None:
         """Look until it is due, while this controller leads."""
         self.is_due.clear()
+        before: Sight | None = None
         while self._peers is not None and not self.is_due.is_set():
             await asyncio.sleep(LOOK_SECONDS)
             # Without the database no other controller can lead.
             with contextlib.suppress(StoreUnavailable):
-                if self.disk.is_full and await self._another_has_room(store, self._peers):
+                sight = await store.peers() if self.disk.is_full else None
+                if sight is None:
+                    continue
+                if before and sight.gives_lead_away(self._peers.id, self.disk.free, before):
                     log.warning("this controller hands over: another one's disk has room")
                     self.is_due.set()
-
-    async def _another_has_room(self, store: Store, peers: Peers) -> bool:
-        """Raises StoreUnavailable."""
-        sight = await store.peers()
-        return sight is not None and sight.gives_lead_away(peers.id, self.disk.free)
+                before = before or sight

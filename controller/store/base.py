@@ -165,17 +165,21 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     def is_alive(self, peer: Peer) -> bool:
         return peer.seen_at > self.now - SHOWN_SECONDS
 
-    def gives_lead_away(self, own_id: str, free: int | None) -> bool:
-        """Return whether a leader with so many free bytes should let another controller lead."""
-        return is_full(free) and self._another_has_room(own_id)
+    def gives_lead_away(self, own_id: str, free: int | None, before: Sight) -> bool:
+        """Return whether a leader with so many free bytes should let another controller lead.
+        `before`: an earlier sight. Who has not shown himself since may be the leader before this
+        one, and dead."""
+        seen = {(peer.id, peer.seen_at) for peer in before.peers}
+        fresh = tuple(peer for peer in self.peers if (peer.id, peer.seen_at) not in seen)
+        return is_full(free) and self._has_room(own_id, fresh)
 
     def leaves_lead(self, own_id: str, free: int | None) -> bool:
         """Return whether a follower with so many free bytes should let another follower lead."""
         has_room = free is None or free >= ROOM_BYTES
-        return not has_room and self._another_has_room(own_id)
+        return not has_room and self._has_room(own_id, self.peers)
 
-    def _another_has_room(self, own_id: str) -> bool:
-        return any(peer.id != own_id and self._can_lead(peer) for peer in self.peers)
+    def _has_room(self, own_id: str, among: tuple[Peer, ...]) -> bool:
+        return any(peer.id != own_id and self._can_lead(peer) for peer in among)
 
     def _can_lead(self, peer: Peer) -> bool:
         # The row of a leader stays when it is dead.

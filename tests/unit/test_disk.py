@@ -73,25 +73,30 @@ async def test_a_full_leader_hands_over_once_another_one_has_room(
     disk.free = 0
     await store.open()
     full = HandOver(disk, peers)
-    store.plant_sight(Sight(now=NOW, peers=(follower(ROOM_BYTES - 1),), may_lead=False))
+    store.plant_sight(Sight(now=NOW, peers=(follower(ROOM_BYTES - 1, NOW),), may_lead=False))
     watch = asyncio.create_task(full.watch(store))
     await eventually(lambda: store.looks >= 3)
     assert not full.is_due.is_set()
-    store.plant_sight(Sight(now=NOW, peers=(follower(ROOM_BYTES),), may_lead=False))
+    # The leader before this one, which is dead, has such a row too.
+    store.plant_sight(Sight(now=NOW, peers=(follower(ROOM_BYTES, NOW),), may_lead=False))
+    looks = store.looks
+    await eventually(lambda: store.looks >= looks + 2)
+    assert not full.is_due.is_set()
+    store.plant_sight(Sight(now=NOW, peers=(follower(ROOM_BYTES, NOW + 1.0),), may_lead=False))
     async with asyncio.timeout(LONG):
         await watch
     assert full.is_due.is_set()
     await store.close()
 
 
-def follower(free: int) -> Peer:
+def follower(free: int, seen_at: float) -> Peer:
     return Peer(
         id="b",
         url="http://b",
         version="1",
         keys="k",
         started_at=0.0,
-        seen_at=NOW,
+        seen_at=seen_at,
         leads=False,
         free=free,
     )

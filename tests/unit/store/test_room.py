@@ -38,12 +38,19 @@ WITHOUT_ROOM = [
 @pytest.mark.parametrize(("free", "full"), [(None, False), (FULL_BYTES, False), (0, True)])
 def test_a_full_leader_gives_the_lead_to_one_with_room(free: int | None, full: bool) -> None:
     assert is_full(free) == full
-    assert sight(ROOMY).gives_lead_away("own", free) == full
+    assert sight(ROOMY).gives_lead_away("own", free, sight()) == full
+
+
+def test_a_full_leader_hands_over_to_one_that_has_shown_itself_since() -> None:
+    """The leader before it may be dead, and its row is as that of a follower."""
+    now, later = sight(ROOMY), sight(peer("b", ROOM_BYTES, seen_at=NOW + 1.0))
+    assert not now.gives_lead_away("own", 0, now)
+    assert later.gives_lead_away("own", 0, now)
 
 
 @pytest.mark.parametrize("other", WITHOUT_ROOM, ids=lambda other: f"{other.id}: {other.free}")
 def test_without_another_that_has_room_the_full_one_leads(other: Peer) -> None:
-    assert not sight(other).gives_lead_away("own", 0)
+    assert not sight(other).gives_lead_away("own", 0, sight())
     assert not sight(other).leaves_lead("own", 0)
 
 
