@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 class HandOver:
     """`is_due`: this controller leads, its disk is full, and another one has room. `peers`: None if
-    it is alone."""
+    no other one can take its place."""
 
     def __init__(self, disk: Disk, peers: Peers | None) -> None:
         self.disk = disk

@@ -96,7 +96,8 @@ async def _hand_over(options: Options, closing: contextlib.AsyncExitStack) -> Ha
     # Before the first try to lead.
     await disk.look()
     closing.push_async_callback(end, asyncio.create_task(disk.watch(), name="disk"))
-    return HandOver(disk, options.peers)
+    # Without a bucket for everything, another one would lead without the uploads and logs of here.
+    return HandOver(disk, options.peers if options.bucket is not None else None)
 
 
 async def until_stopped(work: asyncio.Task[T], *stops: asyncio.Event) -> None:

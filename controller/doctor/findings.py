@@ -198,9 +198,11 @@ def _leader(facts: Facts) -> Iterator[Finding]:
     else:
         yield ok("leader", f"{leader.url} leads and has its lock")
     if is_full(leader.free):
-        room = f"its disk is full, and no other controller has {ROOM_BYTES >> 20} MiB free"
-        fix = "remove files in its data folder, or in another controller's: that one then leads"
-        yield warn("leader", f"{leader.url} leads although {room}", fix)
+        fix = (
+            "remove files in its data folder, or stop it; with --bucket it hands over to a "
+            f"controller with {ROOM_BYTES >> 20} MiB free"
+        )
+        yield warn("leader", f"{leader.url} leads although its disk is full", fix)
 
 
 def _clock(facts: Facts) -> Iterator[Finding]:

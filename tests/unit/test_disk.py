@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from controller.daemon import hand_over
+from controller.daemon import hand_over, serving
 from controller.daemon.hand_over import HandOver
+from controller.daemon.options import Options
 from controller.disk import Disk
 from controller.store import base
 from controller.store.base import ROOM_BYTES, Peer, Sight
@@ -87,6 +89,18 @@ async def test_a_full_leader_hands_over_once_another_one_has_room(
         await watch
     assert full.is_due.is_set()
     await store.close()
+
+
+async def test_without_a_bucket_a_full_leader_keeps_the_uploads_and_logs_that_it_has(
+    tmp_path: Path,
+) -> None:
+    async with contextlib.AsyncExitStack() as closing:
+        peers = Peers(url="http://own", version="1")
+        full = await serving._hand_over(Options(data=tmp_path, peers=peers), closing)
+        assert peers.free == full.disk.free is not None
+        # Nothing is looked for.
+        await full.watch(MemoryStore())
+        assert not full.is_due.is_set()
 
 
 def follower(free: int, seen_at: float) -> Peer:

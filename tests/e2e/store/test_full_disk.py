@@ -13,20 +13,30 @@ from typing import Any
 
 import pytest
 
+from controller.outputs import bucket
 from controller.store.base import FULL_BYTES, ROOM_BYTES
 from fairlead.errors import ApiError
 from fairlead.rest import ControllerClient, decode
 from tests.e2e.store.test_leaders import Controllers
+from tests.support.object_storage import ObjectStorage, object_storage
 from tests.support.processes import ControllerProcess
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
 
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
+    with object_storage(tmp_path_factory.mktemp("storage")) as started:
+        bucket.check(started.bucket)  # obstore's own threads stay for the process
+        yield started
+
+
 @pytest.fixture
-def controllers(database_url: str, tmp_path: Path) -> Iterator[Controllers]:
+def controllers(database_url: str, tmp_path: Path, storage: ObjectStorage) -> Iterator[Controllers]:
     """The first one has a small disk for its data folder."""
-    made = Controllers(tmp_path, database_url)
+    options = ["--bucket", str(storage.bucket), "--bucket-endpoint", storage.endpoint]
+    made = Controllers(tmp_path, database_url, *options)
     disk = made.all[0].data
     disk.mkdir()
     size = f"size={ROOM_BYTES + FULL_BYTES}"
