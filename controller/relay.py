@@ -87,6 +87,10 @@ class Relay:
         self._arriving: set[asyncio.Task[None]] = set()
         """Of those, the ones whose connection is still here alone."""
 
+    def serve_with(self, requests: RequestServer | None) -> None:
+        """Give connections to this from now on. Call it while nobody is led to."""
+        self._requests = requests
+
     def lead_to(self, leader: Leader | None) -> None:
         """Bring new connections to this controller; None: hold them."""
         if leader != self._leader:

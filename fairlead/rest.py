@@ -14,7 +14,7 @@ import msgspec
 
 from fairlead.connections import READ_BYTES
 from fairlead.connections.requests import UPLOAD_SECONDS, Requests
-from fairlead.errors import ApiError, UnexpectedAnswer, UsageError
+from fairlead.errors import ApiError, ConnectionLost, UnexpectedAnswer, UsageError
 from fairlead.wire.decoders import decoder_of
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from fairlead.wire.blobs import Part
     from fairlead.wire.frames import Frame
 T = TypeVar("T")
+CUT_WAITS = (0.2, 0.5, 1.0, 2.0)
+"""Seconds before each further try after a cut: a controller that starts again is away for about so
+long."""
 
 
 class ControllerClient(Requests):
@@ -164,10 +167,30 @@ class ControllerClient(Requests):
             if parsed.event is not None:
                 yield parsed.event
 
-    def stored_frames(self, key: str, **query: object) -> Generator[Frame, None, None]:
-        """Yield the log as it is stored now."""
-        with self._opened("GET", run_path(key, "logs"), query=query) as (_, response):
-            yield from _frames(iter(lambda: self._read(response, READ_BYTES), b""))
+    def stored_frames(
+        self, key: str, *, offset: int = 0, attempt: str | None = None, **query: object
+    ) -> Generator[Frame, None, None]:
+        """Yield the log as it is stored now. If the connection breaks, it goes on at its byte."""
+        from fairlead.wire.frames import ATTEMPT_HEADER, tail_from
+
+        path, waits, at = run_path(key, "logs"), iter(CUT_WAITS), None
+        while True:
+            asked = query | {"attempt": attempt, "offset": offset if at is None else at}
+            try:
+                with self._opened("GET", path, query=asked) as (_, response):
+                    # The job may begin another attempt before this connection breaks.
+                    attempt = response.headers.get(ATTEMPT_HEADER) or attempt
+                    for frame in _frames(iter(lambda: self._read(response, READ_BYTES), b"")):
+                        fresh = frame if at is None else tail_from(frame, at)
+                        if fresh is not None:
+                            at, waits = fresh.end, iter(CUT_WAITS)
+                            yield fresh
+                return
+            except ConnectionLost:
+                wait = next(waits, None)
+                if attempt is None or at is None or wait is None:
+                    raise
+                self._addresses.sleep(wait)
 
     def followed_frames(
         self, key: str, heard: Callable[[], None], *, offset: int = 0, **query: object

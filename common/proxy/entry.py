@@ -23,7 +23,7 @@ from common.proxy.browsers.sessions import (
     without_own_cookies,
 )
 from common.proxy.browsers.site import Site
-from common.proxy.errors import NoneReached, NoReplica, TooMany
+from common.proxy.errors import NOTHING_DONE, LeftToAnother, NoneReached, NoReplica, TooMany
 from common.proxy.forwarding import FROM_REPLICA, Forwarded, Forwarder, HangUps, ProxyLimits
 from common.proxy.headers import Client, Target
 from common.proxy.judgement import require_plain
@@ -97,6 +97,10 @@ class Proxy:
         self._domain = settings.domain
         self._client = settings.site.client
         self._hang_ups = HangUps()
+
+    def leave(self) -> None:
+        """Refuse what waits for a replica, and what would: another controller may do it."""
+        self._forwarder.leave()
 
     def close(self) -> None:
         self.replicas.close()
@@ -458,4 +462,6 @@ def _refusal(error: ServiceError, is_model: bool) -> web.Response:
         answer.headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, TooMany | NoReplica):
         answer.headers["Retry-After"] = str(math.ceil(error.wait))
+    if isinstance(error, LeftToAnother):
+        answer[NOTHING_DONE] = True
     return answer

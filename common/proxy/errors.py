@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from aiohttp import web
+
 from common.refusals import ServiceError
+from fairlead.wire.errors import LEADS_NO_MORE
+
+NOTHING_DONE: web.ResponseKey[bool] = web.ResponseKey("nothing_done", bool)
+"""Of a refusal: another controller, or this one later, may do the same request."""
 
 
 class NotAllowed(ServiceError):
@@ -43,6 +49,13 @@ class NoReplica(ServiceError):
     status = 503
     code = "no_replica"
     wait = 5.0
+
+
+class LeftToAnother(NoReplica):
+    """The request waited for a replica here, and this controller ends."""
+
+    code = LEADS_NO_MORE
+    wait = 1.0
 
 
 class ReplicaTimeout(ServiceError):

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from common.proxy import headers
 from common.proxy.body import Body
-from common.proxy.errors import NoneReached, NoReplica, ReplicaFailed, ReplicaTimeout
+from common.proxy.errors import LeftToAnother, NoneReached, NoReplica, ReplicaFailed, ReplicaTimeout
 from common.proxy.replicas import Replicas, Unreachable
 from common.proxy.tunnel import tunnel
 from common.proxy.upstream import (
@@ -99,6 +99,9 @@ class Forwarder:
         self._traffic = traffic
         self._limits = limits
         self._held: dict[str, int] = {}
+        self._patience: set[asyncio.Timeout] = set()
+        """Of the requests that are held."""
+        self._is_leaving = False
 
     async def forward(self, call: Forwarded) -> web.StreamResponse:
         """Return the answer, sent already. Raises ServiceError before its first byte was sent.
@@ -121,6 +124,14 @@ class Forwarder:
                 finally:
                     await _end(call)
 
+    def leave(self) -> None:
+        """End the waits for replicas, because this controller ends. Nothing was done of what
+        waits."""
+        self._is_leaving = True
+        for patience in self._patience:
+            if not patience.expired():
+                patience.reschedule(0.0)
+
     # -- sleeping services ---------------------------------------------------------------------
 
     async def _ready(self, call: Forwarded) -> Service:
@@ -128,6 +139,7 @@ class Forwarder:
         service = self._service(call)
         if service.replicas:
             return service
+        self._require_to_stay(call)
         if not (service.is_held or service.reconnects):
             raise NoReplica(
                 f"no replica of the service {call.service} is ready; "
@@ -142,20 +154,33 @@ class Forwarder:
                 f"the service {call.service} is {what}, and {most} requests wait for it already; "
                 "try again soon"
             )
+        patience = asyncio.timeout(seconds)
         with self._counted_as_held(service):
             try:
-                async with asyncio.timeout(seconds):
+                async with patience:
+                    self._patience.add(patience)
                     while not service.replicas:
                         self._services.wake(call.run_id)
                         await self._services.changed(call.run_id)
                         service = self._service(call)
             except TimeoutError:
+                self._require_to_stay(call)
                 raise NoReplica(
                     f"no replica of the service {call.service} was ready within "
                     f"{seconds:g} s; `fairlead service show {call.service}` "
                     "tells why"
                 ) from None
+            finally:
+                self._patience.discard(patience)
         return service
+
+    def _require_to_stay(self, call: Forwarded) -> None:
+        """Raises LeftToAnother."""
+        if self._is_leaving:
+            raise LeftToAnother(
+                f"this controller is being stopped, and the request waited for {call.service}: "
+                "try again, or at the address of another controller"
+            )
 
     @contextmanager
     def _counted_as_held(self, service: Service) -> Iterator[None]:

@@ -318,15 +318,24 @@ def _json(answer: object, status: int) -> web.Response:
 
 
 class HealthAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """`disk`: ok or full."""
+
     status: str
     version: str
     api_versions: tuple[str, ...]
+    disk: str
 
 
 async def health(call: Call) -> HealthAnswer | web.StreamResponse:
     if (refused := call.request.app[LEAVING].refused()) is not None:
         return refused
-    return HealthAnswer(status="ok", version=__version__, api_versions=API_VERSIONS)
+    disk = call.service.disk
+    return HealthAnswer(
+        status="ok",
+        version=__version__,
+        api_versions=API_VERSIONS,
+        disk="full" if disk is not None and disk.is_full else "ok",
+    )
 
 
 ROUTES: tuple[Route, ...] = (

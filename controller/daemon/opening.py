@@ -19,6 +19,7 @@ from controller.daemon.listening import Join, join_point
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.providers import Catalogs, machine_settings, require_providers
 from controller.daemon.stores import METRICS_NAME, metric_bucket, open_stores, own_bucket
+from controller.disk import Disk
 from controller.lifecycle.model import Node
 from controller.links.base import NodeLink
 from controller.links.clients import LocalLink, SshLink
@@ -55,9 +56,13 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def open_parts(
-    options: Options, store: Store, leading: Leading, closing: contextlib.AsyncExitStack
+    options: Options,
+    store: Store,
+    leading: Leading,
+    closing: contextlib.AsyncExitStack,
+    disk: Disk | None = None,
 ) -> Opened:
-    """Raises CannotStart."""
+    """`disk`: the one of the data folder; None: nobody measures it. Raises CannotStart."""
     join, known = await _begun(options, store, leading)
     point = None if join is None else join.point
     installation_id = known.boot.installation_id
@@ -86,7 +91,7 @@ async def open_parts(
     history = MetricHistory(options.data / METRICS_NAME)
     service = ControllerService(
         stores,
-        _live_parts(assembly, progress, shipper),
+        _live_parts(assembly, progress, shipper, disk),
         _service_settings(options, known.key, point),
         gate=gate,
         vault=known.vault,
@@ -153,8 +158,11 @@ def _shipper(
 
 
 def _live_parts(
-    assembly: Assembly, progress: PullsInProgress, shipper: Shipper | None
+    assembly: Assembly, progress: PullsInProgress, shipper: Shipper | None, disk: Disk | None
 ) -> LiveParts:
+    numbers = [] if shipper is None else [shipper.families]
+    if disk is not None:
+        numbers.append(disk.families)
     return LiveParts(
         pipeline=assembly.pipeline,
         connect=assembly.nodes.connection,
@@ -164,7 +172,8 @@ def _live_parts(
         autoscaler=assembly.autoscaler,
         gateways=assembly.gateways,
         machines=assembly.machines,
-        numbers=() if shipper is None else (shipper.families,),
+        numbers=numbers,
+        disk=disk,
     )
 
 

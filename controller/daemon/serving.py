@@ -19,6 +19,7 @@ from controller.api.http.origins import Origins
 from controller.api.machines.join import make_join_runner
 from controller.daemon.boot import fingerprint, installation_of, tie, warn_of_open_keys
 from controller.daemon.gateways import make_proxy
+from controller.daemon.hand_over import HandOver
 from controller.daemon.lease import Leading, end
 from controller.daemon.listening import (
     bound_socket,
@@ -31,6 +32,7 @@ from controller.daemon.opening import Opened, open_parts
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.stores import open_store
 from controller.daemon.work import run
+from controller.disk import Disk
 from controller.proxy.sealed import SealedSessions
 from controller.store import peers
 from controller.store.errors import LeaseHeld, StoreUnavailable
@@ -38,6 +40,7 @@ from controller.store.peers import Peers
 from controller.tls import ServerCertificate
 
 if TYPE_CHECKING:
+    from controller.following import Wait
     from controller.forwarding.follower import Follower
     from controller.forwarding.follower_links import FollowerLinks
     from controller.relay import Relay
@@ -71,41 +74,55 @@ async def serve(options: Options, ready: Callable[[str], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await asyncio.to_thread(warn_of_open_keys, options)
-    if options.peers is not None:
-        await _among_peers(options, options.peers, ready, stop)
-        return
     async with contextlib.AsyncExitStack() as closing:
+        full = await _hand_over(options, closing)
+        if options.peers is not None:
+            await _among_peers(options, options.peers, ready, stop, full)
+            return
         certificate = await certificate_of(options, closing)
         if (listening := held_socket(options)) is not None:
             closing.callback(listening.close)
         with contextlib.suppress(_Stopped):
-            async with _controller(options, certificate, stop, ready, listening) as work:
+            async with _controller(options, certificate, stop, full, ready, listening) as work:
                 await until_stopped(work, stop)
 
 
-async def until_stopped(work: asyncio.Task[T], stop: asyncio.Event) -> None:
-    stopped = asyncio.create_task(stop.wait())
-    done, _ = await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
+async def _hand_over(options: Options, closing: contextlib.AsyncExitStack) -> HandOver:
+    def measured(free: int | None) -> None:
+        if options.peers is not None:
+            options.peers.free = free
+
+    disk = Disk(options.data, measured)
+    # Before the first try to lead.
+    await disk.look()
+    closing.push_async_callback(end, asyncio.create_task(disk.watch(), name="disk"))
+    # Without a bucket for everything, another one would lead without the uploads and logs of here.
+    return HandOver(disk, options.peers if options.bucket is not None else None)
+
+
+async def until_stopped(work: asyncio.Task[T], *stops: asyncio.Event) -> None:
+    """Return when one of `stops` is set, or when the work ends. Raises what the work does."""
+    waits = [asyncio.create_task(stop.wait()) for stop in stops]
+    done, _ = await asyncio.wait({work, *waits}, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
     if work in done:
         await work
 
 
 async def _among_peers(
-    options: Options, peers: Peers, ready: Callable[[str], None], stop: asyncio.Event
+    options: Options,
+    peers: Peers,
+    ready: Callable[[str], None],
+    stop: asyncio.Event,
+    full: HandOver,
 ) -> None:
     """Carry connections to the leader until it is gone, then lead. Raises as `serve` does."""
     # A controller that is alone loads nothing of followers.
-    from controller import following
     from controller.daemon.followers import follower
     from controller.relay import Relay
 
-    peers.keys = await asyncio.to_thread(fingerprint, options)
-    peers.installation_id = await asyncio.to_thread(installation_of, options)
-    wait = following.Wait(peers, stop)
-    await wait.begin()
-    if peers.installation_id is not None:
-        await asyncio.to_thread(tie, options, peers.installation_id)
+    wait = await _first_look(options, peers, stop)
     async with contextlib.AsyncExitStack() as closing:
         # One for all its time: files that are broken when it is its turn keep it from nothing.
         certificate = await certificate_of(options, closing)
@@ -125,13 +142,18 @@ async def _among_peers(
         while await wait.until_it_may_lead(relay):
             try:
                 async with _controller(
-                    options, certificate, stop, relay.hand_over, listening, take_back
+                    options, certificate, stop, full, relay.hand_over, listening, take_back
                 ) as work:
                     log.info("this controller leads now")
-                    await until_stopped(work, stop)
-                    if requests is not None:
+                    await until_stopped(work, stop, full.is_due)
+                    if requests is not None and stop.is_set():
                         requests.leave()
-                break
+                if stop.is_set() or not full.is_due.is_set():
+                    break
+                if requests is None:
+                    # The first one began without keys.
+                    requests = await follower(options, certificate, closing)
+                    relay.serve_with(requests)
             except _Stopped:
                 break
             except CannotStart as error:
@@ -144,6 +166,19 @@ async def _among_peers(
             requests.leave()
         await wait.linger(relay, options.linger)
         await _give_away(relay, requests, listening)
+
+
+async def _first_look(options: Options, peers: Peers, stop: asyncio.Event) -> Wait:
+    """Raises CannotStart, StoreError."""
+    from controller.following import Wait
+
+    peers.keys = await asyncio.to_thread(fingerprint, options)
+    peers.installation_id = await asyncio.to_thread(installation_of, options)
+    wait = Wait(peers, stop)
+    await wait.begin()
+    if peers.installation_id is not None:
+        await asyncio.to_thread(tie, options, peers.installation_id)
+    return wait
 
 
 async def _give_away(relay: Relay, requests: Follower | None, listening: socket.socket) -> None:
@@ -160,6 +195,7 @@ async def _controller(
     options: Options,
     certificate: ServerCertificate | None,
     stop: asyncio.Event,
+    full: HandOver,
     ready: Callable[[str], None],
     listening: socket.socket | None = None,
     take_back: Callable[[], Awaitable[None]] | None = None,
@@ -175,9 +211,13 @@ async def _controller(
         # The stack closes in reverse: first what listens, last the stores that all others use.
         store = await open_store(options, closing)
         leading.renewed(leading.now())
-        opened = await _unless_stopped(open_parts(options, store, leading, closing), stop)
+        opened = await _unless_stopped(
+            open_parts(options, store, leading, closing, full.disk), stop
+        )
         work = asyncio.create_task(run(options, opened, leading), name="controller")
         closing.push_async_callback(end, work)
+        watch = asyncio.create_task(full.watch(store), name="hand-over")
+        closing.push_async_callback(end, watch)
         links = await _links_of_followers(options, opened, leading)
         sealed = await _sealed_sessions(options)
         gate, dashboard = opened.service.gate, opened.dashboard
@@ -205,6 +245,8 @@ async def _controller(
         ready(await listen(api, options, certificate, listening))
         closing.push_async_callback(_answer_all, api, leaving, answering)
         if take_back is not None:
+            # When followers know that it leaves: they take what waits to the next leader.
+            closing.callback(proxy.leave)
             closing.push_async_callback(_leave_address, leading, leaving, api, links, take_back)
         yield work
 

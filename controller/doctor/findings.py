@@ -13,7 +13,7 @@ from controller.identity import INSTALLATION_NAME
 from controller.lifecycle.machines.homes import homeless
 from controller.outputs.bucket import fingerprint_of
 from controller.store import schema
-from controller.store.base import Peer
+from controller.store.base import ROOM_BYTES, Peer, is_full
 from controller.store.examination import DatabaseFacts
 from controller.store.sqlite import DATABASE_NAME
 from fairlead.wire.shim import Finding, FindingLevel
@@ -197,6 +197,12 @@ def _leader(facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield ok("leader", f"{leader.url} leads and has its lock")
+    if is_full(leader.free):
+        fix = (
+            "remove files in its data folder, or stop it; with --bucket it hands over to a "
+            f"controller with {ROOM_BYTES >> 20} MiB free"
+        )
+        yield warn("leader", f"{leader.url} leads although its disk is full", fix)
 
 
 def _clock(facts: Facts) -> Iterator[Finding]:

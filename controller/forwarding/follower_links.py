@@ -19,9 +19,10 @@ from typing import Protocol
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from common.proxy.errors import NOTHING_DONE
 from common.proxy.forwarding import HangUps
 from common.proxy.headers import CLIENT
-from controller.api.http.errors import NOTHING_DONE, leads_no_more
+from controller.api.http.errors import leads_no_more
 from controller.api.http.routes import FRAMES, JSON, NDJSON
 from controller.api.http.streams import cancel_this, reader_may_leave, registered
 from controller.forwarding.feed import FEED_PATH

@@ -77,9 +77,10 @@ class LogReads(Reads):
         }
 
     async def _log(self, request: web.Request) -> web.StreamResponse:
-        async with self._held(request, LogsQuery, lambda query: query) as (query, log, run_id):
-            pieces = self._while_allowed(request, run_id, log.read(query.offset))
-            return await send_log(request, query, pieces)
+        found = await self._found(request, LogsQuery, lambda query: query)
+        async with self._whole(found) as log:
+            pieces = self._while_allowed(request, found.run_id, log.read(found.asked.offset))
+            return await send_log(request, found.asked, pieces, found.attempt.id)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         # All readers of a follower that ends come at once. One who finds no room would follow the

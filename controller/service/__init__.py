@@ -14,6 +14,7 @@ from prometheus_client.core import Metric
 
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
+from controller.disk import Disk
 from controller.gateways.manager import GatewayManager
 from controller.lifecycle.model import RunState
 from controller.logs.store import LogStore
@@ -88,6 +89,8 @@ class LiveParts(msgspec.Struct, frozen=True, kw_only=True):
     machines: MachineManager | None = None
     numbers: Sequence[Callable[[], Iterable[Metric]]] = ()
     """What Prometheus is shown besides."""
+    disk: Disk | None = None
+    """The one of the data folder; None: nobody measures it."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +132,7 @@ class ControllerService:
             return pipeline.runs.values()
 
         self._store = store
+        self.disk = parts.disk
         self.gate = gate
         self.clock = clock
         self.node_key = settings.node_key

@@ -118,6 +118,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     leads: bool
     has_lock: bool = True
     """Of one that leads: the end of its session tells that it is dead."""
+    free: int | None = None
+    """Bytes of its disk; None: it has not told."""
 
     @property
     def key_files(self) -> str | None:
@@ -133,6 +135,19 @@ BEFORE_BUCKET = "."
 """What stands in `Peer.keys` between the two fingerprints."""
 SHOWN_SECONDS = 10.0
 """A controller that was not seen for so long counts as gone."""
+FULL_BYTES = 64 << 20
+"""A disk with fewer free bytes counts as full. A leader puts logs and uploads on its disk before
+they are in a bucket, and goes on with everything else if it is full."""
+ROOM_BYTES = 256 << 20
+"""A disk with so many free bytes has room. It is more than FULL_BYTES: else the lead would go to
+and fro between two disks that are nearly full."""
+_FRESH_SECONDS = 3.0
+"""Controllers show themselves each second. A dead one must not be waited for longer."""
+
+
+def is_full(free: int | None) -> bool:
+    """Return whether a disk with so many free bytes is full; None: it is not known."""
+    return free is not None and free < FULL_BYTES
 
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +164,27 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_alive(self, peer: Peer) -> bool:
         return peer.seen_at > self.now - SHOWN_SECONDS
+
+    def gives_lead_away(self, own_id: str, free: int | None, before: Sight) -> bool:
+        """Return whether a leader with so many free bytes should let another controller lead.
+        `before`: an earlier sight. Who has not shown himself since may be the leader before this
+        one, and dead."""
+        seen = {(peer.id, peer.seen_at) for peer in before.peers}
+        fresh = tuple(peer for peer in self.peers if (peer.id, peer.seen_at) not in seen)
+        return is_full(free) and self._has_room(own_id, fresh)
+
+    def leaves_lead(self, own_id: str, free: int | None) -> bool:
+        """Return whether a follower with so many free bytes should let another follower lead."""
+        has_room = free is None or free >= ROOM_BYTES
+        return not has_room and self._has_room(own_id, self.peers)
+
+    def _has_room(self, own_id: str, among: tuple[Peer, ...]) -> bool:
+        return any(peer.id != own_id and self._can_lead(peer) for peer in among)
+
+    def _can_lead(self, peer: Peer) -> bool:
+        # The row of a leader stays when it is dead.
+        is_waiting = not peer.leads and peer.seen_at > self.now - _FRESH_SECONDS
+        return is_waiting and peer.free is not None and peer.free >= ROOM_BYTES
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):

@@ -141,8 +141,12 @@ def _postgresql(connection: sa.Connection, own_time: Callable[[], float]) -> Dat
         holder=None if lease is None else lease.holder,
         lease_left=None if lease is None else lease.expires_at - row.now,
         is_locked=connection.execute(locked, {"key": LEADING_LOCK}).scalar_one() > 0,
-        sight=sight_of(connection) if (version or "") >= schema.CONTROLLERS_SINCE else None,
+        sight=_sight(connection, version or ""),
     )
+
+
+def _sight(connection: sa.Connection, version: str) -> Sight | None:
+    return sight_of(connection, version) if version >= schema.CONTROLLERS_SINCE else None
 
 
 def _live_machines(connection: sa.Connection) -> tuple[Machine, ...]:

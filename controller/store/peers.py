@@ -81,7 +81,8 @@ class Peers:
     """This controller among those of its database. Everything blocks; one thread at a time.
 
     `url`: where the other controllers and clients reach this one; `keys` may be set later, and so
-    may `installation_id`, to which the data folder belongs (None: it is new).
+    may `installation_id`, to which the data folder belongs (None: it is new). `free`: the
+    free bytes of its disk (None: they are not known).
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Peers:
         self.keys = keys
         self.installation_id: str | None = None
         self.version = version
+        self.free: int | None = None
         self._monotonic = monotonic
         self._engine: sa.Engine | None = None
         self._session: sa.Connection | None = None
@@ -121,15 +123,17 @@ class Peers:
         """Show this controller, and see the others; None: no controller of this version, or of a
         newer one, has opened the database yet. Raises StoreUnavailable."""
         with self._reached() as session:
-            if not _knows_controllers(session):
+            version = schema.version(session) or ""
+            if version < schema.CONTROLLERS_SINCE:
                 return None
-            self._show(session)
-            return self._claimed(session, sight_of(session))
+            self._show(session, version)
+            return self._claimed(session, sight_of(session, version))
 
     def look_on(self) -> Sight | None:
         """See the others as `look` does, and neither show this controller nor try to lead."""
         with self._reached() as session:
-            return sight_of(session) if _knows_controllers(session) else None
+            version = schema.version(session) or ""
+            return sight_of(session, version) if version >= schema.CONTROLLERS_SINCE else None
 
     def installation(self) -> str | None:
         """Return the id of the installation whose database this is; None: it is empty.
@@ -167,7 +171,7 @@ class Peers:
     def announce(self, connection: sa.Connection, token: int) -> None:
         """Show this controller as the leader, in the transaction that takes or renews its lease."""
         now = _now(connection)
-        self._upsert(connection, now, token)
+        self._upsert(connection, now, token, schema.SCHEMA_VERSION)
         old = sa.and_(
             controllers.c.seen_at < now - _FORGOTTEN_SECONDS, controllers.c.token.is_(None)
         )
@@ -231,13 +235,15 @@ class Peers:
             session.execute(sa.select(sa.func.pg_advisory_unlock(LEADING_LOCK)))
             self.has_lock = False
 
-    def _show(self, session: sa.Connection) -> None:
+    def _show(self, session: sa.Connection, version: str) -> None:
         now = self._monotonic()
         if now - self._shown_at >= _SHOW_EVERY:
-            self._upsert(session, _now(session), None)
+            self._upsert(session, _now(session), None, version)
             self._shown_at = now
 
-    def _upsert(self, connection: sa.Connection, now: float, token: int | None) -> None:
+    def _upsert(
+        self, connection: sa.Connection, now: float, token: int | None, version: str
+    ) -> None:
         from sqlalchemy.dialects.postgresql import insert
 
         changing = {
@@ -248,23 +254,24 @@ class Peers:
             "token": token,
             "has_lock": token is not None and self.has_lock,
         }
+        if version >= schema.DISKS_SINCE:
+            changing["free_bytes"] = self.free
         query = insert(controllers).values(id=self.id, started_at=now, **changing)
         connection.execute(query.on_conflict_do_update(index_elements=["id"], set_=changing))
 
     def _claimed(self, session: sa.Connection, found: Sight) -> Sight:
         """Try to get the lock, or leave it to a leader that waits for it; return whether this
-        controller may lead then."""
+        controller may lead then. One without room on its disk leaves both to one that has some."""
         leader = found.leader
+        if found.leaves_lead(self.id, self.free):
+            self._free_lock(session)
+            return msgspec.structs.replace(found, may_lead=False)
         if leader is not None and not leader.has_lock and not found.may_lead:
             self._free_lock(session)
             return found
         self._try_lock(session)
         has_ended = self.has_lock and leader is not None
         return msgspec.structs.replace(found, may_lead=found.may_lead or has_ended)
-
-
-def _knows_controllers(session: sa.Connection) -> bool:
-    return (schema.version(session) or "") >= schema.CONTROLLERS_SINCE
 
 
 def is_pooled(session: sa.Connection) -> bool:
@@ -289,14 +296,17 @@ def _announces_another(connection: Any) -> bool:
         return bool(cursor.fetchone()[0] != connection.info.backend_pid)
 
 
-def sight_of(connection: sa.Connection) -> Sight:
-    """Return what the database shows to all."""
+def sight_of(connection: sa.Connection, version: str = schema.SCHEMA_VERSION) -> Sight:
+    """Return what the database, whose schema has this version, shows to all."""
     lease = connection.execute(
         sa.select(leases.c.token, leases.c.expires_at).where(leases.c.name == LEASE_NAME)
     ).one_or_none()
     token = None if lease is None else lease.token
     now = _now(connection)
-    rows = connection.execute(sa.select(controllers).order_by(controllers.c.started_at)).all()
+    shown = [column for column in controllers.c if column is not controllers.c.free_bytes]
+    knows_disks = version >= schema.DISKS_SINCE
+    free = controllers.c.free_bytes if knows_disks else sa.null().label("free_bytes")
+    rows = connection.execute(sa.select(*shown, free).order_by(controllers.c.started_at)).all()
     peers = tuple(
         Peer(
             id=row.id,
@@ -307,6 +317,7 @@ def sight_of(connection: sa.Connection) -> Sight:
             seen_at=row.seen_at,
             leads=token is not None and row.token == token,
             has_lock=row.has_lock,
+            free=row.free_bytes,
         )
         for row in rows
     )

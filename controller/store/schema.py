@@ -12,9 +12,11 @@ from controller.store.errors import StoreUnusable
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = "0013"
+SCHEMA_VERSION = "0014"
 CONTROLLERS_SINCE = "0007"
 """The first version with the table of controllers."""
+DISKS_SINCE = "0014"
+"""The first version that knows how much room the disks of controllers have."""
 metadata = sa.MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
@@ -93,6 +95,7 @@ controllers = sa.Table(
     sa.Column("has_lock", sa.Boolean(), nullable=False),
     _time("started_at", nullable=False),
     _time("seen_at", nullable=False),
+    sa.Column("free_bytes", sa.BigInteger(), nullable=True),
 )
 users = sa.Table(
     "users",

@@ -8,7 +8,8 @@ from fairlead.wire.gateway import Certificate
 
 
 class ControllerView(msgspec.Struct, frozen=True, kw_only=True):
-    """A controller among those that share a database. `status`: leads, waits or gone."""
+    """A controller among those that share a database. `status`: leads, waits or gone.
+    `disk_free_bytes`: of its data folder's disk; None: it has not told."""
 
     id: str
     url: str
@@ -16,6 +17,8 @@ class ControllerView(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     started_at: str
     last_seen_at: str
+    disk_free_bytes: int | None = None
+    is_disk_full: bool = False
 
 
 class HostCertificateView(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,11 +13,9 @@ import msgspec
 from fairlead.documents.jobs import OutputsAnswer, OutputsView
 from fairlead.errors import ConnectionLost, OutputsMissing, UsageError
 from fairlead.model.statuses import OutputsState
-from fairlead.rest import ControllerClient, decode, run_path
+from fairlead.rest import CUT_WAITS, ControllerClient, decode, run_path
 
 Show = Callable[[str], None]
-_WAITS = (0.2, 0.5, 1.0, 2.0)
-"""Seconds before each further try: a controller that starts again is away for about so long."""
 _SHOWN_BYTES = 4 << 20
 _SHOW_SECONDS = 1.0
 
@@ -81,13 +79,17 @@ def _download(rest: ControllerClient, run: str, one: OutputsView, target: Path, 
     heard = Arriving(one, show, time.monotonic)
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for wait in (*_WAITS, None):
+        waits, have = iter(CUT_WAITS), 0
+        while True:
             try:
                 rest.download(path, arriving, heard, attempt=one.attempt_id)
                 break
             # `download` goes on from what has arrived, so another try costs only the rest.
             except ConnectionLost:
-                if wait is None:
+                arrived = arriving.stat().st_size if arriving.exists() else 0
+                # A long download may outlast several controllers.
+                waits, have = (iter(CUT_WAITS) if arrived > have else waits), arrived
+                if (wait := next(waits, None)) is None:
                     raise
                 time.sleep(wait)
         with tarfile.open(arriving, "r:") as archive:

@@ -178,6 +178,10 @@ def _decode_one(source: bytes | bytearray, at: int, size: int) -> Frame:
     return Frame(offset, time_ns, Stream.MARKER, payload[_DROPPED.size :], dropped)
 
 
+ATTEMPT_HEADER = "Fairlead-Attempt"
+"""The attempt whose stored log an answer has."""
+
+
 def tail_from(frame: Frame, offset: int) -> Frame | None:
     """Return the part of `frame` at or after `offset`; None when all of it lies before."""
     if frame.end <= offset:

@@ -185,6 +185,7 @@ class SharedDatabase(MemoryDatabase):
             seen_at=now,
             leads=leads,
             has_lock=leads and peers.has_lock,
+            free=peers.free,
         )
         if leads:
             self.leader_id = peers.id

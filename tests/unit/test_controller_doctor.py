@@ -163,6 +163,10 @@ def test_a_healthy_controller_is_told_so_in_each_check() -> None:
         (of_database(lease_left=-7.0), "error leader: nobody leads: the lease was for 7 s not"),
         (of_database(lease_left=None), "error leader: nobody leads: the lease was never"),
         (of_database(is_locked=False), "warning leader: https://c1.example:8700 leads without"),
+        (
+            of_database(sight=sight(peer(URL, free=0), peer(OTHER, free=0))),
+            "warning leader: https://c1.example:8700 leads although its disk is full",
+        ),
         (of_database(clock_offset=400.0), "error clock: this machine's clock is 400.0 s ahead of"),
         (of_database(clock_offset=-2.0), "warning clock: this machine's clock is 2.0 s behind"),
         (

@@ -13,8 +13,10 @@ import pytest
 
 from controller import following
 from controller.daemon import boot, lease, opening, serving
+from controller.daemon.hand_over import HandOver
 from controller.daemon.lease import Leading
 from controller.daemon.options import CannotStart, Options
+from controller.disk import Disk
 from controller.following import Wait
 from controller.relay import Leader, Relay
 from controller.store.accounts import StoredSecret
@@ -279,7 +281,8 @@ async def test_one_that_can_not_lead_yet_goes_on_waiting(
     monkeypatch.setattr(serving, "_controller", leading)
     peers = Planted(seen(may_lead=True))
     options = Options(data=tmp_path, port=0, peers=peers, linger=LONG)
-    await serving._among_peers(options, peers, lambda _: None, asyncio.Event())
+    full = HandOver(Disk(tmp_path), peers)
+    await serving._among_peers(options, peers, lambda _: None, asyncio.Event(), full)
     assert causes == []
 
 

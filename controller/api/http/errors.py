@@ -8,6 +8,7 @@ from aiohttp import web
 
 from common.http import BROKEN_BODY, error_response
 from common.proxy.entry import CLIENT_GONE
+from common.proxy.errors import NOTHING_DONE
 from common.refusals import ServiceError
 from controller.outputs.bucket import BucketError
 from controller.store.errors import StoreError, StoreRefused
@@ -35,8 +36,6 @@ def _answer(status: int, code: str, message: str, field: str | None = None) -> w
     return error_response(Refused(status, code, message, field))
 
 
-NOTHING_DONE: web.ResponseKey[bool] = web.ResponseKey("nothing_done", bool)
-"""Of a refusal: another controller, or this one later, may do the same request."""
 _RETRY_AFTER_SECONDS = 1
 
 

@@ -26,7 +26,7 @@ from controller.outputs.bucket import BucketError
 from controller.service.jobs.logs import follow_log
 from controller.store.errors import StoreError
 from fairlead.queries import Offset, Query
-from fairlead.wire.frames import Decoder, Frame, Stream, tail_from
+from fairlead.wire.frames import ATTEMPT_HEADER, Decoder, Frame, Stream, tail_from
 from fairlead.wire.runner import LogsHeader
 
 log = logging.getLogger(__name__)
@@ -70,16 +70,21 @@ async def read_logs(call: Call) -> web.StreamResponse:
     attempt = await call.service.runs.attempt(state, query.job, query.attempt)
     await call.service.kept_logs.require(state, attempt)
     pieces = None if attempt is None else call.service.logs.read(attempt.id, query.offset)
-    return await send_log(call.request, query, pieces)
+    return await send_log(call.request, query, pieces, None if attempt is None else attempt.id)
 
 
 async def send_log(
-    request: web.Request, query: LogsQuery, pieces: AsyncIterator[bytes] | None
+    request: web.Request,
+    query: LogsQuery,
+    pieces: AsyncIterator[bytes] | None,
+    attempt_id: str | None,
 ) -> web.StreamResponse:
     form = query.format or accepted(request.headers.get("Accept", ""))
     headers = {"Content-Type": _MEDIA[form]}
     # nosniff: a browser that guesses could take a job's output for HTML and run its scripts.
     headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Vary": "Accept"}
+    if attempt_id is not None:
+        headers[ATTEMPT_HEADER] = attempt_id
     response = web.StreamResponse(headers=headers)
     with registered(request, cancel_this()), reader_may_leave():
         await response.prepare(request)

@@ -6,7 +6,7 @@ import msgspec
 
 from controller.api.http.routes import Call, Route
 from controller.clock import iso
-from controller.store.base import Peer, Sight
+from controller.store.base import Peer, Sight, is_full
 from fairlead.documents.installation import ControllerView
 
 
@@ -32,6 +32,8 @@ def _view(sight: Sight, peer: Peer) -> ControllerView:
         status="gone" if is_gone else status,
         started_at=iso(peer.started_at),
         last_seen_at=iso(peer.seen_at),
+        disk_free_bytes=peer.free,
+        is_disk_full=is_full(peer.free),
     )
 
 

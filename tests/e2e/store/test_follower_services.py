@@ -210,6 +210,67 @@ async def test_a_browser_that_has_opened_a_service_at_a_follower_outlasts_the_le
             await browser.gets("same-site", 401)
 
 
+async def test_what_goes_through_the_leader_waits_for_the_next_one_when_it_is_killed(
+    controllers: Controllers,
+) -> None:
+    first, follower, _ = controllers.all
+    limits = [{"prefix": "/", "rps": 100, "burst": 100}]
+    async with _carried(controllers) as session:
+        await asyncio.to_thread(_serve, controllers, "limited", rate_limits=limits)
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as plain:
+            browser = _Browser(plain, follower, "web")
+            await browser.log_in(controllers.token)
+            # Its cookie sends what is below /services/ through the leader.
+            cookie = {"Cookie": browser.login}
+            await asyncio.to_thread(first.kill9)
+            limited, with_cookie, _ = await asyncio.gather(
+                _asked(session, "POST", f"{follower.url}/services/limited/"),
+                _asked(session, "POST", f"{follower.url}/services/web/", headers=cookie),
+                browser.open(),
+            )
+            assert (limited, with_cookie) == (405, 405), "they are the application's own"
+            await browser.gets("same-origin", 200)
+
+
+async def test_a_request_that_wakes_a_service_goes_on_at_the_next_leader_when_this_one_stops(
+    controllers: Controllers, tmp_path: Path
+) -> None:
+    first, follower, _ = controllers.all
+    port, go = free_port(), tmp_path / "go"
+    body = {
+        "type": "service",
+        "name": "asleep",
+        "commands": [
+            f"while [ ! -e {go} ]; do sleep 0.1; done",
+            f"exec {sys.executable} {_APP} {port}",
+        ],
+        "port": port,
+        "replicas": "0..1",
+        "scaling": {"metric": "rps", "target": 10},
+        "probes": [{"type": "http", "url": "/", "interval": "1s"}],
+        "resources": {"cpu": 0.1, "memory": "64MB"},
+    }
+    await asyncio.to_thread(controllers.post, first, "/v1/runs", {"configuration": body})
+    client = ControllerClient(follower.url, controllers.token)
+    async with aiohttp.ClientSession(headers=_bearer(controllers.token)) as session:
+        url = f"{follower.url}/services/asleep/"
+        waiting = asyncio.create_task(_asked(session, "POST", url))
+        await asyncio.to_thread(wait_until, lambda: _runs(client, "asleep"), what="a replica")
+        assert await asyncio.to_thread(first.stop) == 0
+        go.touch()
+        assert await waiting == 405, "it is the application's own"
+
+
+def _runs(client: ControllerClient, name: str) -> bool:
+    jobs = decode(client.get(f"/v1/runs/{name}"), dict[str, Any])["jobs"]
+    return any(job["status"] == "running" for job in jobs)
+
+
+async def _asked(session: aiohttp.ClientSession, method: str, url: str, **more: Any) -> int:
+    async with session.request(method, url, **more) as answer:
+        return answer.status
+
+
 class _Browser:
     """Sends its cookies itself: it reaches each host name at the address of one controller."""
 
@@ -217,7 +278,7 @@ class _Browser:
         self.at = at
         self._session = session
         self._service = service
-        self._login = ""
+        self.login = ""
         self._cookie = ""
 
     async def log_in(self, token: str) -> None:
@@ -229,7 +290,7 @@ class _Browser:
         form = {"asked": asked.group(1), "token": token}
         async with self._post("/dashboard/login", "localhost", cookie, form) as answer:
             assert answer.status in (200, 204, 303), await answer.text()
-            self._login = _cookie_of(answer)
+            self.login = _cookie_of(answer)
 
     async def open(self) -> None:
         """Open the service."""
@@ -237,7 +298,7 @@ class _Browser:
         async with self._get("/.fairlead/login", own) as answer:
             opening = _cookie_of(answer)
             there = urlsplit(answer.headers["Location"])
-        async with self._get(f"{there.path}?{there.query}", "localhost", self._login) as answer:
+        async with self._get(f"{there.path}?{there.query}", "localhost", self.login) as answer:
             assert answer.status == 303, await answer.text()
             given = parse_qs(urlsplit(answer.headers["Location"]).fragment)
         form = {"code": given["code"][0], "next": "/"}

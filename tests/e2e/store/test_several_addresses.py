@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from fairlead import Client
 from tests.e2e.store.process_lab import ProcessLab
 from tests.e2e.store.test_leaders import Controllers
-from tests.support.processes import run_cli
+from tests.support.processes import ControllerProcess, run_cli
 from tests.support.ssh_daemon import free_port
 from tests.support.testbed import ShimFactory
 from tests.support.waiting import LONG, wait_until
@@ -44,14 +44,18 @@ class Bed:
         loop = "i=0; while [ ! -e {} ]; do echo line $i; i=$((i+1)); sleep 0.02; done"
         return loop.format(self.go)
 
-    def command(self, *arguments: str | Path) -> subprocess.Popen[bytes]:
+    def command(
+        self, *arguments: str | Path, at: Sequence[ControllerProcess] = ()
+    ) -> subprocess.Popen[bytes]:
+        """`at`: those that it knows; by default the dead address and all."""
+        known = {"FAIRLEAD_URL": ",".join(one.url for one in at)} if at else {}
         process = subprocess.Popen(
             [str(_FAIRLEAD), *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,  # `communicate` reads past a buffer
-            env={**os.environ, **self.env},
+            env={**os.environ, **self.env, **known},
         )
         self._closing.callback(_end, process)
         return process
@@ -109,6 +113,27 @@ def test_logs_apply_and_wait_go_on_and_no_line_is_lost_or_comes_twice(bed: Bed) 
     for sentences in (told, told_by_logs):
         assert b" is passed over: Connection refused; http://" in sentences
         assert b"the controller is back" in sentences
+
+
+def test_logs_go_on_when_the_leader_stops_and_a_follower_is_killed(bed: Bed) -> None:
+    first, second, third = bed.controllers.all
+    bed.lab.start("job", commands=[bed.counting])
+    readers = [
+        bed.command("logs", "-f", "job", at=(ending, third)) for ending in (first, second, third)
+    ]
+    came = [_read(reader, 30) for reader in readers]
+    second.kill9()
+    assert first.stop() == 0
+    for lines, reader in zip(came, readers, strict=True):
+        lines += _read(reader, 100)
+    bed.go.touch()
+    wholes = []
+    for lines, reader in zip(came, readers, strict=True):
+        rest, told = reader.communicate(timeout=LONG)
+        assert reader.returncode == 0, told
+        wholes.append(b"".join([*lines, rest]))
+    count = wholes[0].count(b"\n")
+    assert wholes == [b"".join(b"line %d\n" % number for number in range(count))] * 3
 
 
 def test_a_forwarded_port_takes_connections_again(bed: Bed) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from controller.disk import Disk
 from controller.lifecycle.model import NodeStatus, QuarantinedTask
 from controller.lifecycle.reports import NodeGone, StopRequested
-from controller.store.base import Peer, Sight
+from controller.store.base import FULL_BYTES, Peer, Sight
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AllocationState
 from tests.unit.api.asking import LOCAL, added, hold, shape_of, submit
@@ -247,6 +249,29 @@ async def test_controllers_that_share_the_database_are_listed(
     assert [(one["url"], one["status"]) for one in listed] == [
         *(("http://a", "leads"), ("http://b", "waits"), ("http://c", "gone"))
     ]
+
+
+async def test_how_much_room_the_disks_of_controllers_have_is_listed(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    free = (None, FULL_BYTES, FULL_BYTES - 1)
+    peers = [msgspec.structs.replace(a_peer("a", 99.0), free=amount) for amount in free]
+    controller.store.plant_sight(Sight(now=100.0, peers=tuple(peers), may_lead=False))
+    async with api.get("/v1/controllers") as answer:
+        listed = (await answer.json())["controllers"]
+    assert [(one["disk_free_bytes"], one["is_disk_full"]) for one in listed] == [
+        *((None, False), (FULL_BYTES, False), (FULL_BYTES - 1, True))
+    ]
+
+
+async def test_the_health_says_that_the_disk_is_full(
+    api: TestClient[Any, Any], controller: Controller, tmp_path: Path
+) -> None:
+    disk = controller.service.disk = Disk(tmp_path)
+    for free, said in ((None, "ok"), (FULL_BYTES, "ok"), (FULL_BYTES - 1, "full")):
+        disk.free = free
+        async with api.get("/v1/health") as answer:
+            assert (answer.status, (await answer.json())["disk"]) == (200, said)
 
 
 async def test_a_leader_whose_lease_has_run_out_is_not_listed_as_leading(

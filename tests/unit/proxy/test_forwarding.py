@@ -559,6 +559,22 @@ async def test_only_so_many_requests_are_held_and_only_for_so_long() -> None:
             assert "within 0.5 s" in (await answer.json())["error"]["message"]
 
 
+async def test_what_waits_for_a_replica_is_left_to_another_controller_when_this_one_ends() -> None:
+    async with a_bed() as bed, an_app(echo) as port:
+        bed.serve(is_held=True)
+        waiting = asyncio.create_task(bed.client.post("/services/api/", data=b"x"))
+        await eventually(lambda: bed.services.woken, SOON)
+        bed.proxy.leave()
+        late = bed.client.post("/services/api/", data=b"x")
+        for one in (await waiting, await late):
+            assert (one.status, one.headers["Retry-After"]) == (503, "1")
+            assert (await one.json())["error"]["code"] == "leads_no_more"
+        # Whatever has a replica still gets its answer.
+        bed.services.put_replicas("api", replica(port))
+        async with bed.client.post("/services/api/", data=b"x") as answer:
+            assert answer.status == 200
+
+
 async def test_a_held_request_ends_with_its_service() -> None:
     async with a_bed() as bed:
         bed.serve(is_held=True)

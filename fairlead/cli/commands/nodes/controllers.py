@@ -9,6 +9,7 @@ from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.documents.installation import ControllerView
 from fairlead.rest import decode
+from fairlead.wire.sizes import human_size
 
 
 class _Controllers(msgspec.Struct):
@@ -26,7 +27,14 @@ def controllers(*, json: Json = False) -> int:
         output.emit("this controller is the only one: it was started without --url")
         return 0
     output.emit_table(
-        ("URL", "STATUS", "VERSION", "SEEN"),
-        [(one.url, one.status, one.version, one.last_seen_at) for one in found],
+        ("URL", "STATUS", "DISK", "VERSION", "SEEN"),
+        [(one.url, one.status, _disk(one), one.version, one.last_seen_at) for one in found],
     )
     return 0
+
+
+def _disk(one: ControllerView) -> str:
+    if one.disk_free_bytes is None:
+        return "-"
+    free = f"{human_size(one.disk_free_bytes)} free"
+    return f"disk full: {free}" if one.is_disk_full else free
