@@ -40,7 +40,7 @@ def unwind_on_sigterm() -> None:
 
 
 class Crun(StrEnum):
-    """Whose containers crun starts: Fairlead's, as on a node that has it, or Docker's as well."""
+    """crun starts the containers of Fairlead, as on a node that has it, or those of both."""
 
     FAIRLEAD = "fairlead"
     BOTH = "both"

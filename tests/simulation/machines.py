@@ -207,7 +207,7 @@ class WaywardCloud:
         if roll < 0.33:
             raise Unauthorized("not now")
         if roll < 0.35:
-            # Somebody takes a subnet, or the image of the region, away for some time.
+            # A subnet, or the image of the region, is away for some time.
             raise Refused("it is not there", Reach.ZONE if roll < 0.34 else Reach.REGION)
         made = self._make(order, account)
         if roll < 0.42:

@@ -150,7 +150,7 @@ def test_a_forwarded_port_takes_connections_again(bed: Bed) -> None:
 
         wait_until(answers, what="the job to serve")
         bed.lead_by_another()
-        wait_until(answers, what="the port to lead to the job again")
+        assert wait_until(answers, what="the port to lead to the job again")
     bed.lab.cli("stop", "--abort", "web").succeeded()
 
 

@@ -70,7 +70,7 @@ def test_what_the_file_says_of_a_provider_is_known_again(tmp_path: Path) -> None
     assert known["here"] == setups(key, here=qemu, lab=ExecProvider(command=("/bin/id",)))["here"]
     changed = msgspec.structs.replace(qemu, image=tmp_path / "j")
     assert known["here"] != setups(key, here=changed)["here"]
-    # Who reads the database cannot try which argument it was.
+    # A reader of the database cannot try which argument it was.
     assert known["lab"] != setups(other, lab=program)["lab"]
 
 

@@ -194,7 +194,8 @@ async def test_a_stray_whose_removal_got_no_answer_frees_its_orphaned_place(
         await eventually(lambda: it.shim.probed > probed)
         it.shim.gives_up.set()
         await eventually(lambda: "no answer" in caplog.text)
-        await eventually(lambda: occupied(it, both) == {"n2": AllocationState.HELD})
+        await eventually(lambda: "n1" not in occupied(it, both))
+        assert occupied(it, both) == {"n2": AllocationState.HELD}
 
 
 async def test_a_task_of_a_run_that_nobody_here_knows_is_left_alone(
