@@ -12,12 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.outputs import bucket
 from fairlead import AsyncClient, Client
 from fairlead.rest import ControllerClient
 from tests.e2e.store.process_lab import ProcessLab
 from tests.e2e.store.test_leaders import Controllers
-from tests.support.object_storage import ObjectStorage, object_storage
+from tests.support.object_storage import ObjectStorage
 from tests.support.processes import ControllerProcess
 from tests.support.testbed import ShimFactory
 from tests.support.waiting import LONG
@@ -53,13 +52,6 @@ class Bed:
         if how == "leader killed":
             return self.leader, self.follower, self.leader.kill9
         return self.leader, self.follower, self.leader.stop
-
-
-@pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
-    with object_storage(tmp_path_factory.mktemp("storage")) as started:
-        bucket.check(started.bucket)  # obstore's own threads stay for the process
-        yield started
 
 
 @pytest.fixture

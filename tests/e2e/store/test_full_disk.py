@@ -13,23 +13,15 @@ from typing import Any
 
 import pytest
 
-from controller.outputs import bucket
 from controller.store.base import FULL_BYTES, ROOM_BYTES
 from fairlead.errors import ApiError
 from fairlead.rest import ControllerClient, decode
 from tests.e2e.store.test_leaders import Controllers
-from tests.support.object_storage import ObjectStorage, object_storage
+from tests.support.object_storage import ObjectStorage
 from tests.support.processes import ControllerProcess
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
-    with object_storage(tmp_path_factory.mktemp("storage")) as started:
-        bucket.check(started.bucket)  # obstore's own threads stay for the process
-        yield started
 
 
 @pytest.fixture

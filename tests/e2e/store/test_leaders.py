@@ -18,7 +18,6 @@ import pytest
 import sqlalchemy as sa
 
 from controller.logs.parts import LogBucket, Part
-from controller.outputs import bucket
 from controller.outputs.bucket import Bucket
 from controller.store.errors import LeaseHeld, StoreUnavailable
 from controller.store.peers import Peers
@@ -31,7 +30,7 @@ from fairlead.rest import ControllerClient, decode
 from fairlead.wire.errors import LEADS_NO_MORE
 from fairlead.wire.frames import Decoder, Frame, Stream, encode
 from tests.support.daemons import DaemonFailed
-from tests.support.object_storage import ObjectStorage, object_storage
+from tests.support.object_storage import ObjectStorage
 from tests.support.postgresql_server import PostgresqlServer
 from tests.support.processes import ControllerProcess, run_cli
 from tests.support.waiting import eventually, wait_until
@@ -153,13 +152,6 @@ def _answer_alike(controllers: Controllers, path: str) -> bool:
     """Between two answers, the leader may find why a run waits."""
     clients = [ControllerClient(one.url, controllers.token) for one in controllers.all]
     return len({client.get(path) for client in clients}) == 1
-
-
-@pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
-    with object_storage(tmp_path_factory.mktemp("storage")) as started:
-        bucket.check(started.bucket)  # obstore's own threads stay for the process
-        yield started
 
 
 def test_a_follower_reads_the_log_of_an_ended_run_from_the_bucket(
