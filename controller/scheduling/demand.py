@@ -303,8 +303,13 @@ class _Look:
             count=count,
             since=self._now if machine is None else machine.ordered_at,
             boots=machine is not None and machine.instance_id is not None,
-            trouble=None if machine is None else machine.trouble,
+            trouble=None if machine is None else machine.trouble or self._unfit(machine),
         )
+
+    def _unfit(self, machine: Machine) -> str | None:
+        """Return why the machine's node, which is there, takes no work yet."""
+        node = self._index.nodes.get(machine.id)
+        return None if node is None else node.unfit
 
     def _waits_for_pace(self, need: Need) -> bool:
         """Return whether a node has room, and the next turns place the job."""

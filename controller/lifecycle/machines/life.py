@@ -246,7 +246,8 @@ def _provisioning(machine: Machine, around: Surroundings, now: float) -> Machine
     node = around.node
     if node is None:
         return ending(machine, MachineEnd.ASKED, "its node was removed", now)
-    if node.status is NodeStatus.CONNECTED:
+    # One whose clock or engine is not ready yet is still on its way: nothing else is bought for it.
+    if node.status is NodeStatus.CONNECTED and node.unfit is None:
         joined = replace(machine, status=MachineStatus.JOINED, joined_at=now, trouble=None)
         return _joined(joined, around, now)
     if around.policy is None:
@@ -254,6 +255,8 @@ def _provisioning(machine: Machine, around: Surroundings, now: float) -> Machine
     if now >= boots_until(machine, around.policy):
         seconds = now - machine.ordered_at
         message = f"it was no node {seconds:.0f} s after its order"
+        if node.status is NodeStatus.CONNECTED:
+            message = f"its node took no work {seconds:.0f} s after its order: {node.unfit}"
         return ending(machine, MachineEnd.BOOT_FAILED, message, now)
     return machine
 

@@ -142,14 +142,15 @@ class Renting:
     async def join(self) -> None:
         """Its machine boots and its node is connected."""
         await self.until(lambda: any(one.instance_id for one in self.rentals.committed.values()))
-        machine = next(iter(self.rentals.committed.values()))
-        node = self.pipeline.nodes[machine.id]
-        capacity = NodeCapacity(cpu=4.0, memory=16 * GIB, disk=100 * GIB)
-        await self.pipeline.save_node(
-            replace(node, status=NodeStatus.CONNECTED, registration=None, capacity=capacity),
-            node.id,
-        )
+        await self.connect(next(iter(self.rentals.committed)))
         await self.until_status(MachineStatus.JOINED)
+
+    async def connect(self, node_id: str, **more: Any) -> None:
+        """Connect the node of a machine, with these fields."""
+        capacity = NodeCapacity(cpu=4.0, memory=16 * GIB, disk=100 * GIB)
+        fields = {"registration": None, "capacity": capacity} | more
+        node = self.pipeline.nodes[node_id]
+        await self.pipeline.save_node(replace(node, status=NodeStatus.CONNECTED, **fields), node_id)
 
 
 @pytest.fixture(autouse=True)
@@ -193,6 +194,27 @@ async def test_a_waiting_job_gets_a_machine_and_the_machine_ends() -> None:
         await lab.join()
         await lab.until(lambda: bool(lab.pipeline.runs_on(lab.only().id)))
         assert lab.only().idle_since is None
+
+
+async def test_a_machine_whose_node_takes_no_work_yet_is_not_bought_twice() -> None:
+    cloud, slow = MemoryCloud(offer()), "its engine does not answer: timed out"
+    async with renting(cloud, fleet(boot_limit=300.0)) as lab:
+        await lab.pipeline.admit(parts.run("hello"))
+        await lab.until(lambda: any(one.instance_id for one in lab.rentals.committed.values()))
+        machine = lab.only()
+        await lab.connect(machine.id, unfit=slow)
+        await lab.after(200.0)
+        assert list(lab.rentals.committed) == [machine.id]
+        (state,) = lab.pipeline.known.values()
+        assert f"booting ({slow}), ordered at" in lab.waits_for(state)
+        # One that never does is a failed boot: its offer is left out, and not bought for ever.
+        await lab.after(200.0)
+        assert lab.rentals.committed[machine.id].end is MachineEnd.BOOT_FAILED
+        assert list(lab.rentals.committed) == [machine.id]
+        refused = "has refused small in north-1 (on demand, 1 an hour): its node took no work"
+        waits = lab.waits_for(state)
+        assert refused in waits
+        assert slow in waits
 
 
 async def test_a_wrong_image_has_one_refused_record_until_something_changes() -> None:
