@@ -19,7 +19,8 @@ _FIRST_PENALTY = {
     MachineEnd.BOOT_FAILED: 600.0,
 }
 _MAX_PENALTY = 3600.0
-_HOUR = 3600.0
+_TOLERANCE = 1e-9
+"""Of a budget: three machines for 0.1 cost 0.30000000000000004."""
 
 
 class Penalty(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,11 +286,11 @@ class Purse:
         price = sum(offer.price for offer in offers)
         if self._most is not None and self._count + len(offers) > self._most:
             return FleetAtMost(owner=self._owner, most=self._most)
-        if (most := self._budget.per_hour) is not None and self._per_hour + price > most:
+        if (most := self._budget.per_hour) is not None and _exceeds(self._per_hour + price, most):
             return self._over("an hour", most, self._per_hour, price)
         # All that is live may go on for an hour, the longest step in which providers bill.
         soon = self._spent + self._per_hour
-        if (most := self._budget.per_month) is not None and soon + price > most:
+        if (most := self._budget.per_month) is not None and _exceeds(soon + price, most):
             # What is spent grows all the time: by hundredths, so that the reason, which is stored
             # with each job that waits, does not change at each look.
             step = most / 100 or 1.0
@@ -312,6 +313,10 @@ class Purse:
 
     def _over(self, limit: str, most: float, spent: float, asked: float) -> OverBudget:
         return OverBudget(owner=self._owner, limit=limit, allowed=most, spent=spent, asked=asked)
+
+
+def _exceeds(cost: float, most: float) -> bool:
+    return cost > most * (1.0 + _TOLERANCE)
 
 
 def purse_of_fleet(
