@@ -173,6 +173,10 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
                 terminated_at=now,
                 trouble=None,
             )
+        case InstanceLost() if machine.status is MachineStatus.PROVISIONING:
+            # As at EC2 with a disk that may not be encrypted: the next one would end so, too.
+            message = f"{report.message}; it was no node yet"
+            return ending(machine, MachineEnd.BOOT_FAILED, message, now)
         case InstanceLost() if machine.status is not MachineStatus.TERMINATING:
             return ending(machine, MachineEnd.LOST, report.message, now)
         case ReleaseAnswered() if machine.closing:

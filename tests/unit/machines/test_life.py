@@ -173,6 +173,15 @@ def test_only_the_provider_ends_a_machine() -> None:
     assert (gone.status, gone.terminated_at) == (MachineStatus.TERMINATED, NOW + 90_000)
 
 
+def test_a_machine_that_ends_before_it_is_a_node_is_a_failed_boot() -> None:
+    lost = InstanceLost(machine_id="m1", message="the provider lists it no longer")
+    booting = machine(instance_id="i-1")
+    ended = moved(booting, [lost], around(NodeStatus.EXPECTED), NOW + 60)
+    assert (ended.status, ended.end) == (MachineStatus.TERMINATING, MachineEnd.BOOT_FAILED)
+    assert ended.message == "the provider lists it no longer; it was no node yet"
+    assert moved(joined(), [lost], around(), NOW + 60).end is MachineEnd.LOST
+
+
 def test_what_came_of_a_broken_order_ends() -> None:
     came = joined(group="g")
     sent = machine("m2", group="g")

@@ -531,6 +531,23 @@ async def test_a_fault_in_the_offers_of_a_provider_does_not_end_the_controller()
         assert cloud.instances == {}
 
 
+async def test_machines_that_end_right_after_their_order_are_not_bought_for_ever() -> None:
+    cloud = MemoryCloud(offer("first"), offer("second", price=2.0))
+    async with renting(cloud, fleet(min=1)) as lab:
+        for _ in range(2):
+            await lab.until(lambda: bool(cloud.instances))
+            await lab.until(lambda: all(one.instance_id for one in lab.rentals.committed.values()))
+            cloud.instances.clear()
+            await lab.after(60.0)
+        await lab.after(400.0)
+        ended = lab.rentals.committed.values()
+        assert [(one.offer.instance_type, one.end) for one in ended] == [
+            ("first", MachineEnd.BOOT_FAILED),
+            ("second", MachineEnd.BOOT_FAILED),
+        ]
+        assert cloud.calls.count("create") == 2
+
+
 async def test_a_machine_whose_node_was_removed_is_given_back() -> None:
     cloud = MemoryCloud(offer())
     async with renting(cloud, fleet(min=1)) as lab:
