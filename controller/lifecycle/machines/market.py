@@ -171,6 +171,9 @@ class Market(msgspec.Struct, frozen=True, kw_only=True):
     spending: Spending = Spending()
     providers: frozenset[str] | None = None
     """Those of the controller's file; None: it is not known which it has."""
+    had_less: Mapping[str, str] = {}
+    """The machines that had less than their provider promised, by the key of the offer; `offers`
+    has what they had."""
 
 
 def not_named(provider: str, providers: frozenset[str] | None) -> str | None:

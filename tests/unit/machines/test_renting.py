@@ -548,6 +548,26 @@ async def test_machines_that_end_right_after_their_order_are_not_bought_for_ever
         assert cloud.calls.count("create") == 2
 
 
+async def test_machines_that_have_less_than_promised_are_not_bought_for_ever() -> None:
+    cloud = MemoryCloud(offer(cpu=8.0))
+    async with renting(cloud, fleet(idle_duration=60.0)) as lab:
+        state = parts.run("large", cpu=8.0)
+        await lab.pipeline.admit(state)
+        await lab.join()
+        first = lab.only()
+        await lab.after(600.0)
+        assert lab.only().end is MachineEnd.IDLE
+        assert (
+            "it needs 8 CPU, and the nearest offer, small, has 4 free of 4 "
+            f"(machine {first.name} had less than the offer small says)"
+        ) in lab.waits_for(state)
+        # What such a machine does hold is bought.
+        await lab.pipeline.admit(parts.run("fits", cpu=4.0))
+        await lab.until(lambda: len(lab.rentals.committed) == 2)
+        lab.manager.found_faultless("lab")
+        await lab.until(lambda: len(lab.rentals.committed) == 3)
+
+
 async def test_a_machine_whose_node_was_removed_is_given_back() -> None:
     cloud = MemoryCloud(offer())
     async with renting(cloud, fleet(min=1)) as lab:
