@@ -155,6 +155,10 @@ class Rentals:
         if self._orphans.listed(provider, orphans):
             self._wake()
 
+    def orphan_found_at(self, provider: str, instance_id: str) -> float | None:
+        """Return when a list first had this orphan (Unix time), as far as that is committed."""
+        return self._orphans.found_at(provider, instance_id)
+
     def leave_out_events(self) -> None:
         """The database refuses the events that were offered."""
         self._orphans.committed()

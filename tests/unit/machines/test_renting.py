@@ -265,6 +265,31 @@ async def test_an_orphan_is_told_once_and_so_is_its_end() -> None:
         assert "terminate" in cloud.calls
 
 
+async def test_an_orphan_ends_although_controllers_are_restarted_within_its_grace() -> None:
+    cloud, database = MemoryCloud(offer()), MemoryDatabase()
+    for step in range(3):
+        async with renting(cloud, database=database) as lab:
+            lab.clock.time += 350.0 * step
+            if step == 0:
+                here, old = lab.manager.installation, lab.clock.now() - 60.0
+                cloud.plant("aa", installation=here, created_at=old)
+            await lab.until(lambda: bool(lab.manager.orphans) or "terminate" in cloud.calls)
+            await lab.until(lambda: bool(database.events))
+    assert "terminate" in cloud.calls
+
+
+async def test_the_machine_of_a_check_is_not_told_as_an_orphan() -> None:
+    cloud, database = MemoryCloud(offer()), MemoryDatabase()
+    async with renting(cloud, database=database) as lab:
+        trial = lab.manager.try_one("lab", offer(), "aa")
+        await _made(lab)
+        lab.clock.time += 60.0
+        listed = cloud.calls.count("list")
+        await lab.until(lambda: cloud.calls.count("list") > listed + 2)
+        assert not trial.is_over
+        assert (lab.manager.orphans, database.events) == ([], [])
+
+
 async def test_the_event_of_an_orphan_outlasts_a_commit_that_fails() -> None:
     cloud, database = MemoryCloud(offer()), MemoryDatabase()
     async with renting(cloud, database=database) as lab:
