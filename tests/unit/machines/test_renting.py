@@ -593,6 +593,23 @@ async def test_machines_that_have_less_than_promised_are_not_bought_for_ever() -
         await lab.until(lambda: len(lab.rentals.committed) == 3)
 
 
+async def test_a_month_that_begins_has_a_budget_of_its_own() -> None:
+    cloud = MemoryCloud(offer())
+    async with renting(cloud, fleet(budget=Budget(per_month=2.1))) as lab:
+        midnight = month_began(lab.clock.now() + 40 * 86400.0)
+        lab.clock.time = midnight - 5400.0
+        await lab.pipeline.admit(parts.run("first", cpu=4.0))
+        await lab.join()
+        lab.clock.time = midnight - 600.0
+        second = parts.run("second", cpu=4.0)
+        await lab.pipeline.admit(second)
+        await lab.until(lambda: "fleet burst may cost 2.1 a month" in lab.waits_for(second))
+        await lab.until(lambda: lab.clock.now() > midnight - 10.0, step=6.0)
+        assert len(lab.rentals.committed) == 1
+        await lab.until(lambda: len(lab.rentals.committed) == 2, step=6.0)
+        assert midnight <= lab.clock.now() <= midnight + 70.0
+
+
 async def test_a_machine_whose_node_was_removed_is_given_back() -> None:
     cloud = MemoryCloud(offer())
     async with renting(cloud, fleet(min=1)) as lab:
