@@ -223,6 +223,8 @@ def why_none_allowed(policy: MachinesPolicy, offers: Sequence[Offer]) -> str:
 
 def _there(field: str, offers: Iterable[Offer]) -> str:
     """Return what the offers have in place of what the field wants, as the end of a sentence."""
+    if field == "max_price":
+        return f", whose cheapest costs {min(one.price for one in offers):g} an hour"
     if (value := _VALUES.get(field)) is None:
         return ""
     known = sorted({found for one in offers if (found := value(one)) is not None})

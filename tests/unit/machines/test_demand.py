@@ -670,7 +670,11 @@ def test_offers_say_why_they_are_not_rented_now() -> None:
         ),
         ({"instance_types": ("huge",)}, "`machines.instance_types` of its file"),
         ({"zones": ("north-9",)}, "`machines.availability_zones` of its file"),
-        ({"max_price": 0.5}, "`machines.max_price` of its file"),
+        (
+            {"max_price": 0.5},
+            "`machines.max_price` of its file allows no offer of its provider, whose cheapest "
+            "costs 1 an hour",
+        ),
         ({"spot": Spot.ONLY}, "`machines.spot` of its file"),
         (
             {"regions": ("south",), "zones": ("north-1",)},
