@@ -173,12 +173,8 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
                 terminated_at=now,
                 trouble=None,
             )
-        case InstanceLost() if machine.status is MachineStatus.PROVISIONING:
-            # As at EC2 with a disk that may not be encrypted: the next one would end so, too.
-            message = f"{report.message}; it was no node yet"
-            return ending(machine, MachineEnd.BOOT_FAILED, message, now)
         case InstanceLost() if machine.status is not MachineStatus.TERMINATING:
-            return ending(machine, MachineEnd.LOST, report.message, now)
+            return _lost(machine, report.message, now)
         case ReleaseAnswered() if machine.closing:
             if report.is_empty and not around.is_used:
                 return ending(machine, MachineEnd.IDLE, "nothing used it", now)
@@ -191,6 +187,14 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
             after = replace(machine, trouble=report.message, account=account, unmade=is_free)
             return machine if after == machine else after
     return machine
+
+
+def _lost(machine: Machine, message: str, now: float) -> Machine:
+    """Return the record of a machine that its provider has no more."""
+    if machine.status is MachineStatus.PROVISIONING:
+        # As at EC2 with a disk that may not be encrypted: the next one would end so, too.
+        return ending(machine, MachineEnd.BOOT_FAILED, f"{message}; it was no node yet", now)
+    return ending(machine, MachineEnd.LOST, message, now)
 
 
 def of_another(
