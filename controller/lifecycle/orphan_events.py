@@ -22,6 +22,7 @@ class OrphanBook:
     def __init__(self, stored: Iterable[Event] = ()) -> None:
         """`stored`: the committed events, oldest first."""
         self._statuses: dict[str, str] = {}
+        self._found_at: dict[str, float] = {}
         self._listed: dict[str, Sequence[Orphan]] = {}
         self._offered: tuple[Event, ...] = ()
         for event in stored:
@@ -31,6 +32,10 @@ class OrphanBook:
         """Take the orphans of a whole list; return whether there is something to tell."""
         self._listed[provider] = orphans
         return bool(self._changes(0.0))
+
+    def found_at(self, provider: str, instance_id: str) -> float | None:
+        """Return when a list first had this orphan (Unix time), as far as that is committed."""
+        return self._found_at.get(f"{provider}/{instance_id}")
 
     def offer(self, now: float) -> tuple[Event, ...]:
         """Return the events to commit now. They are offered again until `committed`."""
@@ -48,8 +53,10 @@ class OrphanBook:
             return
         if event.to_status == GONE:
             self._statuses.pop(event.reason, None)
+            self._found_at.pop(event.reason, None)
         else:
             self._statuses[event.reason] = event.to_status
+            self._found_at.setdefault(event.reason, event.at)
 
     def _changes(self, now: float) -> tuple[Event, ...]:
         found: list[Event] = []

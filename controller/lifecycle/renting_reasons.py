@@ -28,7 +28,7 @@ class BuysMachine(_Reason, frozen=True, kw_only=True, tag="buys_machine"):
     """A machine was ordered that will hold the job.
 
     `since`: the time of the order. `boots`: its provider has made it. `trouble`: why the last call
-    about it failed.
+    about it failed, or why its node takes no work yet.
     """
 
     offer: str
@@ -40,8 +40,8 @@ class BuysMachine(_Reason, frozen=True, kw_only=True, tag="buys_machine"):
 
     def sentence(self) -> str:
         what = "a machine" if self.count == 1 else f"{self.count} machines"
-        stage = "ordered" if self.trouble is None else f"ordered ({self.trouble})"
-        stage = "booting, ordered" if self.boots else stage
+        why = "" if self.trouble is None else f" ({self.trouble})"
+        stage = f"booting{why}, ordered" if self.boots else f"ordered{why}"
         since = f"{stage} at {_time_of_day(self.since)}"
         return f"fleet {self.fleet} rents {what} for it: {self.offer}, {since}"
 

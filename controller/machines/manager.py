@@ -63,6 +63,8 @@ class MachineManager:
             answers=self._answering,
             tell_orphans=rentals.orphans_listed,
             is_empty=is_empty,
+            found_at=rentals.orphan_found_at,
+            tried=self._tried,
             restored_at=restored_at,
         )
         self.workers = {
@@ -145,6 +147,10 @@ class MachineManager:
             token=machine.token,
             user_data=self._boot_data(machine),
         )
+
+    def _tried(self) -> frozenset[str]:
+        trials = self.trials.values()
+        return frozenset(one.machine_id for one in trials if not one.is_over)
 
     def _answering(self) -> frozenset[str]:
         return frozenset(

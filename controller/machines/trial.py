@@ -54,6 +54,7 @@ class Trial:
         self.fault: str | None = None
         """Why it failed, as a sentence; None: it did not, so far."""
         self.is_over = False
+        self.machine_id = machine_id
         self._cloud = cloud
         self._look_every = look_every
         self._boot_seconds = boot_seconds

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -73,8 +74,9 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
 
     `records`: the committed ones, newest. `order_of`: the same bytes at each call. `answers`: ids
     of machines whose node is connected. `tell_orphans` takes all that a provider's whole list has.
-    `is_empty` asks a machine's shim whether it has no task; it
-    raises when the shim does not answer.
+    `found_at` returns when an orphan of a provider was first found, by its id there. `tried`: ids
+    of machines that a check makes and ends. `is_empty` asks a machine's shim whether it has no
+    task; it raises when the shim does not answer.
     """
 
     installation: str
@@ -84,6 +86,8 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     answers: Callable[[], frozenset[str]]
     tell_orphans: Callable[[str, tuple[Orphan, ...]], None]
     is_empty: Callable[[str], Awaitable[bool]]
+    found_at: Callable[[str, str], float | None]
+    tried: Callable[[], frozenset[str]]
     restored_at: float | None = None
 
 
@@ -385,6 +389,8 @@ class Worker:
         )
 
     async def _reconcile(self) -> None:
+        # Before the list: a check that ends meanwhile has no machine any more.
+        tried = self._desk.tried()
         listed = await self._list()
         if listed is None:
             return
@@ -396,6 +402,8 @@ class Worker:
             missing=self._missing,
             orphans=self.orphans,
             answering=self._desk.answers(),
+            found_at=partial(self._desk.found_at, self._provider),
+            tried=tried,
             visible_after=self._cloud.abilities.visible_after,
             restored_at=self._desk.restored_at,
         )

@@ -29,6 +29,7 @@ from controller.lifecycle.machines.model import (
     token_of,
 )
 from controller.lifecycle.machines.reconcile import Orphan
+from controller.lifecycle.machines.sizes import Sizes
 from controller.lifecycle.model import RunState
 from controller.lifecycle.orphan_events import OrphanBook
 from controller.lifecycle.renting_reasons import BuysMachine, MachineReason
@@ -122,6 +123,7 @@ class Rentals:
         self.reasons: Mapping[str, MachineReason] = {}
         """What is done for waiting attempts, or why nothing is, by id."""
         self.penalties = Penalties(self.machines.values(), settings.setups)
+        self.sizes = Sizes()
         self._index = index
         self._settings = settings
         self._could_hold = could_hold
@@ -152,6 +154,10 @@ class Rentals:
         """Take the orphans of a whole list; the next turn tells what is new of them."""
         if self._orphans.listed(provider, orphans):
             self._wake()
+
+    def orphan_found_at(self, provider: str, instance_id: str) -> float | None:
+        """Return when a list first had this orphan (Unix time), as far as that is committed."""
+        return self._orphans.found_at(provider, instance_id)
 
     def leave_out_events(self) -> None:
         """The database refuses the events that were offered."""
@@ -195,6 +201,7 @@ class Rentals:
     def found_faultless(self, provider: str) -> None:
         """Order again what the provider refused as a request: a check of it found no fault."""
         self.penalties.forget_refused(provider)
+        self.sizes.forget(provider)
         self._is_dirty = True
         self._wake()
 
@@ -229,8 +236,18 @@ class Rentals:
 
     def market(self, now: float) -> Market:
         """Return what can be bought."""
+        told = {name: one.offers for name, one in self._supplies.items()}
+        every = (offer for offers in told.values() for offer in offers)
         return Market(
-            offers={name: one.offers for name, one in self._supplies.items()},
+            offers={
+                name: [self.sizes.of(offer, now) for offer in offers]
+                for name, offers in told.items()
+            },
+            had_less={
+                offer.key: seen.name
+                for offer in every
+                if (seen := self.sizes.smaller(offer, now)) is not None
+            },
             unknown={name: one.unknown for name, one in self._supplies.items()},
             away=self._away,
             penalties=self.penalties,
@@ -407,7 +424,7 @@ class _Turn:
         stays = after.status in (MachineStatus.PROVISIONING, MachineStatus.JOINED)
         if standing is not None and not machine.closing and (after.closing or not stays):
             standing.staying -= 1
-        self._remember_refusal(machine, after, reports)
+        self._remember_outcome(machine, after, reports)
         self._put(machine, after)
 
     def _checked(self, machine: Machine, report: MachineReport) -> MachineReport:
@@ -419,12 +436,14 @@ class _Turn:
         log.error("machine %s: %s", machine.name, refusal.message)
         return refusal
 
-    def _remember_refusal(
+    def _remember_outcome(
         self, before: Machine, after: Machine, reports: Sequence[MachineReport]
     ) -> None:
         penalties = self._rentals.penalties
         if after.status is MachineStatus.JOINED and before.status is not MachineStatus.JOINED:
             penalties.forget(after.offer)
+            if (node := self._nodes.get(after.id)) is not None:
+                self._rentals.sizes.joined(after, node.capacity, self._now)
         if after.end is not before.end and after.end in _REFUSALS:
             asked = (one.after for one in reports if isinstance(one, life.OrderRefused))
             penalties.add(

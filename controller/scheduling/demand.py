@@ -303,8 +303,13 @@ class _Look:
             count=count,
             since=self._now if machine is None else machine.ordered_at,
             boots=machine is not None and machine.instance_id is not None,
-            trouble=None if machine is None else machine.trouble,
+            trouble=None if machine is None else machine.trouble or self._unfit(machine),
         )
+
+    def _unfit(self, machine: Machine) -> str | None:
+        """Return why the machine's node, which is there, takes no work yet."""
+        node = self._index.nodes.get(machine.id)
+        return None if node is None else node.unfit
 
     def _waits_for_pace(self, need: Need) -> bool:
         """Return whether a node has room, and the next turns place the job."""
@@ -359,12 +364,22 @@ class _Look:
         bins = [empty_bin(fleet, offer) for offer in known]
         enough = [one for one in bins if _has_least(policy, one.room)]
         if not enough:
-            lacks = "no offer has the `machines.resources` of its file"
+            lacks = "no offer has the `machines.resources` of its file" + self._had_less(bins)
             return NoOffer(fleet=fleet.name, lacks=lacks, unknown=unknown)
         if need is None:
             return [one.offer for one in enough]
-        holding = [one.offer for one in enough if one.holds(need)]
-        return holding or NoOffer(fleet=fleet.name, lacks=why_none(need, enough), unknown=unknown)
+        if holding := [one.offer for one in enough if one.holds(need)]:
+            return holding
+        lacks = why_none(need, enough) + self._had_less(enough)
+        return NoOffer(fleet=fleet.name, lacks=lacks, unknown=unknown)
+
+    def _had_less(self, bins: Sequence[Bin]) -> str:
+        """Return which of the offers' machines had less than promised, as the end of a sentence."""
+        known = self._shop.had_less
+        for one in bins:
+            if (name := known.get(one.offer.key)) is not None:
+                return f" (machine {name} had less than the offer {one.offer.instance_type} says)"
+        return ""
 
     def _unknown(self, policy: MachinesPolicy) -> str | None:
         return market.unknown_for(policy, self._shop.unknown.get(policy.provider, {}))

@@ -44,13 +44,15 @@ KINDS = {
 
 class Refusal(Exception):
     """`kind`: no_capacity, quota, refused, throttled or unauthorized. Anything else leaves open
-    whether the call did its work. `code`: the API's."""
+    whether the call did its work. `code`: the API's. `reach`: which offers would be refused for the
+    same cause."""
 
     def __init__(self, kind: str, message: str, code: str = "", after: float = 5.0) -> None:
         super().__init__(message)
         self.kind = kind
         self.code = code
         self.after = after
+        self.reach = "offer"
 
 
 class Instances:
@@ -93,7 +95,11 @@ class Instances:
             "user_data": self._user_data(wish["user_data"]),
             "tags": [{"key": key, "value": value} for key, value in marks.items()],
         }
-        launched = self.api.call("POST", "/instance-operations/launch", launch)
+        try:
+            launched = self.api.call("POST", "/instance-operations/launch", launch)
+        except Refusal as refusal:
+            refusal.reach = reach_of(str(refusal))
+            raise
         return {"id": launched["instance_ids"][0]}
 
     def _user_data(self, node: str) -> str:
@@ -161,6 +167,15 @@ def offer_of(instance_type: Wish) -> Wish | None:
         return None
     name = f"NVIDIA {gpu[1]}"
     return {**offer, "gpus": [{"name": name, "count": specs["gpus"], "memory_gib": int(gpu[2])}]}
+
+
+def reach_of(refusal: str) -> str:
+    """Return which offers share what a refused launch names: each launch has the SSH key and the
+    script of this program's arguments."""
+    words = refusal.lower().replace("_", " ")
+    if "ssh key" in words or "user data" in words:
+        return "provider"
+    return "region" if "region" in words else "offer"
 
 
 def tags(instance: Wish) -> dict[str, str]:
@@ -262,6 +277,7 @@ def main() -> None:
         answer = getattr(Instances(options), wish["call"])(wish)
     except Refusal as refusal:
         answer = {"error": refusal.kind, "message": str(refusal), "after": refusal.after}
+        answer["reach"] = refusal.reach
     json.dump(answer, sys.stdout)
 
 

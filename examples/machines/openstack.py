@@ -91,9 +91,7 @@ class Servers:
         try:
             made = self.api.call("POST", "/servers", {"server": self._order(wish, name)})
         except Refusal as refusal:
-            # Each flavor has the image, networks and groups of this program's arguments.
-            if any(word in str(refusal).lower() for word in ("image", "network", "security_group")):
-                refusal.reach = "provider"
+            refusal.reach = reach_of(str(refusal))
             raise
         return shown(self._built(made["server"]["id"]))
 
@@ -223,6 +221,18 @@ def shown(server: Wish) -> Wish:
         "created_at": datetime.fromisoformat(server["created"]).timestamp(),
         "host": every[0]["addr"] if every else None,
     }
+
+
+def reach_of(refusal: str) -> str:
+    """Return which offers share what a refused order names: each order has the image, networks and
+    groups of this program's arguments."""
+    words = re.sub("[_-]", " ", refusal.lower())
+    # As in "Flavor's disk is too small for requested image": another flavor may fit.
+    if "flavor" in words:
+        return "offer"
+    if any(one in words for one in ("image", "network", "security group", "user data")):
+        return "provider"
+    return "zone" if "availability zone" in words else "offer"
 
 
 def setting(name: str) -> str:

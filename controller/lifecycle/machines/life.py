@@ -174,7 +174,7 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
                 trouble=None,
             )
         case InstanceLost() if machine.status is not MachineStatus.TERMINATING:
-            return ending(machine, MachineEnd.LOST, report.message, now)
+            return _lost(machine, report.message, now)
         case ReleaseAnswered() if machine.closing:
             if report.is_empty and not around.is_used:
                 return ending(machine, MachineEnd.IDLE, "nothing used it", now)
@@ -187,6 +187,14 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
             after = replace(machine, trouble=report.message, account=account, unmade=is_free)
             return machine if after == machine else after
     return machine
+
+
+def _lost(machine: Machine, message: str, now: float) -> Machine:
+    """Return the record of a machine that its provider has no more."""
+    if machine.status is MachineStatus.PROVISIONING:
+        # As at EC2 with a disk that may not be encrypted: the next one would end so, too.
+        return ending(machine, MachineEnd.BOOT_FAILED, f"{message}; it was no node yet", now)
+    return ending(machine, MachineEnd.LOST, message, now)
 
 
 def of_another(
@@ -246,7 +254,8 @@ def _provisioning(machine: Machine, around: Surroundings, now: float) -> Machine
     node = around.node
     if node is None:
         return ending(machine, MachineEnd.ASKED, "its node was removed", now)
-    if node.status is NodeStatus.CONNECTED:
+    # One whose clock or engine is not ready yet is still on its way: nothing else is bought for it.
+    if node.status is NodeStatus.CONNECTED and node.unfit is None:
         joined = replace(machine, status=MachineStatus.JOINED, joined_at=now, trouble=None)
         return _joined(joined, around, now)
     if around.policy is None:
@@ -254,6 +263,8 @@ def _provisioning(machine: Machine, around: Surroundings, now: float) -> Machine
     if now >= boots_until(machine, around.policy):
         seconds = now - machine.ordered_at
         message = f"it was no node {seconds:.0f} s after its order"
+        if node.status is NodeStatus.CONNECTED:
+            message = f"its node took no work {seconds:.0f} s after its order: {node.unfit}"
         return ending(machine, MachineEnd.BOOT_FAILED, message, now)
     return machine
 

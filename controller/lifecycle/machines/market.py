@@ -19,7 +19,8 @@ _FIRST_PENALTY = {
     MachineEnd.BOOT_FAILED: 600.0,
 }
 _MAX_PENALTY = 3600.0
-_HOUR = 3600.0
+_TOLERANCE = 1e-9
+"""Of a budget: three machines for 0.1 cost 0.30000000000000004."""
 
 
 class Penalty(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +171,9 @@ class Market(msgspec.Struct, frozen=True, kw_only=True):
     spending: Spending = Spending()
     providers: frozenset[str] | None = None
     """Those of the controller's file; None: it is not known which it has."""
+    had_less: Mapping[str, str] = {}
+    """The machines that had less than their provider promised, by the key of the offer; `offers`
+    has what they had."""
 
 
 def not_named(provider: str, providers: frozenset[str] | None) -> str | None:
@@ -219,6 +223,8 @@ def why_none_allowed(policy: MachinesPolicy, offers: Sequence[Offer]) -> str:
 
 def _there(field: str, offers: Iterable[Offer]) -> str:
     """Return what the offers have in place of what the field wants, as the end of a sentence."""
+    if field == "max_price":
+        return f", whose cheapest costs {min(one.price for one in offers):g} an hour"
     if (value := _VALUES.get(field)) is None:
         return ""
     known = sorted({found for one in offers if (found := value(one)) is not None})
@@ -285,11 +291,11 @@ class Purse:
         price = sum(offer.price for offer in offers)
         if self._most is not None and self._count + len(offers) > self._most:
             return FleetAtMost(owner=self._owner, most=self._most)
-        if (most := self._budget.per_hour) is not None and self._per_hour + price > most:
+        if (most := self._budget.per_hour) is not None and _exceeds(self._per_hour + price, most):
             return self._over("an hour", most, self._per_hour, price)
         # All that is live may go on for an hour, the longest step in which providers bill.
         soon = self._spent + self._per_hour
-        if (most := self._budget.per_month) is not None and soon + price > most:
+        if (most := self._budget.per_month) is not None and _exceeds(soon + price, most):
             # What is spent grows all the time: by hundredths, so that the reason, which is stored
             # with each job that waits, does not change at each look.
             step = most / 100 or 1.0
@@ -312,6 +318,10 @@ class Purse:
 
     def _over(self, limit: str, most: float, spent: float, asked: float) -> OverBudget:
         return OverBudget(owner=self._owner, limit=limit, allowed=most, spent=spent, asked=asked)
+
+
+def _exceeds(cost: float, most: float) -> bool:
+    return cost > most * (1.0 + _TOLERANCE)
 
 
 def purse_of_fleet(

@@ -6,7 +6,7 @@ is asked for, so a machine on the list without a record is no machine that is be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 import msgspec
 
@@ -78,13 +78,17 @@ class Reconciled(msgspec.Struct, frozen=True, kw_only=True):
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     """What a list is judged by. `missing` and `orphans`: of the list before. `answering`: ids of
     machines whose node answers. `visible_after`: seconds after which a list must have a machine.
-    `account`: the one that was listed; None: that is not known."""
+    `account`: the one that was listed; None: that is not known. `found_at`: when an orphan, by its
+    id at the provider, was first found, also by a controller before this one. `tried`: the machines
+    of checks that are under way, which end them."""
 
     provider: str
     account: str | None = None
     missing: frozenset[str] = frozenset()
     orphans: Sequence[Orphan] = ()
     answering: frozenset[str] = frozenset()
+    found_at: Callable[[str], float | None] = lambda instance_id: None
+    tried: Set[str] = frozenset()
     visible_after: float
     restored_at: float | None = None
 
@@ -102,6 +106,8 @@ def reconcile(
         machine = machines.get(one.machine_id or "")
         if holders.get(one.instance_id, one.machine_id) != one.machine_id:
             # A program gave one machine to two orders; as an orphan the first one's would end.
+            continue
+        if machine is None and one.machine_id in case.tried:
             continue
         if machine is None or not machine.is_live:
             orphans.append(_orphan(one, case, now, is_duplicate=False))
@@ -183,12 +189,14 @@ def until_next_list(
 def _orphan(one: Found, case: Circumstances, now: float, *, is_duplicate: bool) -> Orphan:
     before = next((was for was in case.orphans if was.instance_id == one.instance_id), None)
     restored = case.restored_at
+    # The grace goes on where a controller is restarted within it.
+    since = case.found_at(one.instance_id) if before is None else before.seen_at
     return Orphan(
         provider=case.provider,
         instance_id=one.instance_id,
         machine_id=one.machine_id,
         created_at=one.created_at,
-        seen_at=now if before is None else before.seen_at,
+        seen_at=now if since is None else since,
         is_duplicate=is_duplicate,
         quarantined=not is_duplicate and restored is not None and one.created_at < restored,
     )

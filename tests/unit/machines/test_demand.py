@@ -155,6 +155,13 @@ def test_the_budget_of_an_hour_holds_for_what_is_live_and_ordered() -> None:
     assert any("may cost 2.5 an hour" in one for one in sentences(found))
 
 
+@pytest.mark.parametrize("limit", ["per_hour", "per_month"])
+def test_a_budget_is_used_to_its_last_hundredth(limit: str) -> None:
+    thrifty = fleet(budget=Budget(**{limit: 0.3}))
+    found = look(waiting(4, thrifty, cpu=4.0), shop(offer(price=0.1)))
+    assert types(found) == ["small"] * 3
+
+
 def test_the_budget_of_a_month_counts_what_has_ended() -> None:
     ended = machine(status=MachineStatus.TERMINATED, ordered_at=NOW - 36_000, terminated_at=NOW - 1)
     cluster = waiting(1, fleet(budget=Budget(per_month=10.0)))
@@ -663,7 +670,11 @@ def test_offers_say_why_they_are_not_rented_now() -> None:
         ),
         ({"instance_types": ("huge",)}, "`machines.instance_types` of its file"),
         ({"zones": ("north-9",)}, "`machines.availability_zones` of its file"),
-        ({"max_price": 0.5}, "`machines.max_price` of its file"),
+        (
+            {"max_price": 0.5},
+            "`machines.max_price` of its file allows no offer of its provider, whose cheapest "
+            "costs 1 an hour",
+        ),
         ({"spot": Spot.ONLY}, "`machines.spot` of its file"),
         (
             {"regions": ("south",), "zones": ("north-1",)},

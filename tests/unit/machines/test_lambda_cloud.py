@@ -21,7 +21,7 @@ from controller.clouds.base import (
     Unauthorized,
 )
 from controller.clouds.exec import ExecCloud
-from controller.lifecycle.machines.model import GpuOffer, Offer
+from controller.lifecycle.machines.model import GpuOffer, Offer, Reach
 from tests.doubles.lambda_cloud import KEY, LambdaDouble, LambdaFailure, lambda_cloud
 from tests.support.cloud_contract import CloudContract, installation, order_of
 from tests.support.installed import CHECKOUT
@@ -166,6 +166,25 @@ async def test_a_fault_of_the_other_side_leaves_the_outcome_open(
     world.other_side.fails[LAUNCH] = [failure]
     with pytest.raises(CloudAway, match=failure.code):
         await world.cloud.create(order_of(world, installation))
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "reach"),
+    [
+        ("global/object-does-not-exist", "SSH key 'laptop' was not found", Reach.PROVIDER),
+        ("global/invalid-parameters", "ssh_key_names: exactly one is needed", Reach.PROVIDER),
+        ("global/invalid-parameters", "user_data is too long", Reach.PROVIDER),
+        ("global/invalid-parameters", "Unknown region: us-east-1", Reach.REGION),
+        ("global/invalid-parameters", "no such instance type", Reach.OFFER),
+    ],
+)
+async def test_a_refusal_holds_for_the_offers_that_share_its_cause(
+    world: LambdaWorld, installation: str, code: str, message: str, reach: Reach
+) -> None:
+    world.other_side.fails[LAUNCH] = [LambdaFailure(400, code, message)]
+    with pytest.raises(Refused, match=message) as caught:
+        await world.cloud.create(order_of(world, installation))
+    assert caught.value.reach is reach
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,20 @@ def test_a_machine_that_is_no_node_in_time_is_ended() -> None:
     assert (after.status, after.end) == (MachineStatus.TERMINATING, MachineEnd.BOOT_FAILED)
 
 
+def test_a_machine_joins_once_its_node_takes_work() -> None:
+    there = node("m1", status=NodeStatus.CONNECTED, unfit="its engine does not answer: refused")
+    unfit = Surroundings(node=there, policy=POLICY)
+    assert moved(machine(), [], unfit, NOW + 299) == machine()
+    assert wakes_at(machine(), unfit) == NOW + 300
+    ended = moved(machine(), [], unfit, NOW + 300)
+    assert (ended.status, ended.end) == (MachineStatus.TERMINATING, MachineEnd.BOOT_FAILED)
+    assert ended.message == (
+        "its node took no work 300 s after its order: its engine does not answer: refused"
+    )
+    well = Surroundings(node=replace(there, unfit=None), policy=POLICY)
+    assert moved(machine(), [], well, NOW + 299).status is MachineStatus.JOINED
+
+
 def test_a_refused_order_ends_at_once_and_costs_nothing() -> None:
     refused = OrderRefused(machine_id="m1", end=MachineEnd.NO_CAPACITY, message="none left")
     after = moved(machine(), [refused], around(NodeStatus.EXPECTED), NOW + 9)
@@ -157,6 +171,15 @@ def test_only_the_provider_ends_a_machine() -> None:
     assert cost_between(later, NOW, NOW + 7200) == 2.0
     gone = moved(later, [InstanceGone(machine_id="m1")], around(None), NOW + 90_000)
     assert (gone.status, gone.terminated_at) == (MachineStatus.TERMINATED, NOW + 90_000)
+
+
+def test_a_machine_that_ends_before_it_is_a_node_is_a_failed_boot() -> None:
+    lost = InstanceLost(machine_id="m1", message="the provider lists it no longer")
+    booting = machine(instance_id="i-1")
+    ended = moved(booting, [lost], around(NodeStatus.EXPECTED), NOW + 60)
+    assert (ended.status, ended.end) == (MachineStatus.TERMINATING, MachineEnd.BOOT_FAILED)
+    assert ended.message == "the provider lists it no longer; it was no node yet"
+    assert moved(joined(), [lost], around(), NOW + 60).end is MachineEnd.LOST
 
 
 def test_what_came_of_a_broken_order_ends() -> None:

@@ -249,9 +249,17 @@ async def test_a_setting_that_is_wrong_is_named(
 
 @pytest.mark.parametrize(
     ("message", "reach"),
-    [("Can not find requested image", Reach.PROVIDER), ("wrong flavor", Reach.OFFER)],
+    [
+        ("Can not find requested image", Reach.PROVIDER),
+        ("Network 41d0 could not be found.", Reach.PROVIDER),
+        ("Security group fairlead not found for project 1", Reach.PROVIDER),
+        ("Unable to find security_group with name or id 'fairlead'", Reach.PROVIDER),
+        ("The requested availability zone is not available", Reach.ZONE),
+        ("Flavor's disk is too small for requested image.", Reach.OFFER),
+        ("wrong flavor", Reach.OFFER),
+    ],
 )
-async def test_a_refusal_of_what_all_flavors_share_holds_for_all(
+async def test_a_refusal_holds_for_the_offers_that_share_its_cause(
     world: OpenStackWorld, installation: str, message: str, reach: Reach
 ) -> None:
     world.other_side.fails[SERVERS] = [NovaFailure(400, "badRequest", message)]
@@ -264,8 +272,9 @@ async def test_what_nova_would_refuse_is_not_asked(
     world: OpenStackWorld, installation: str
 ) -> None:
     order = order_of(world, installation)
-    with pytest.raises(Refused, match="of 65535"):
+    with pytest.raises(Refused, match="of 65535") as too_long:
         await world.cloud.create(msgspec.structs.replace(order, user_data="x" * 50_000))
+    assert too_long.value.reach is Reach.PROVIDER
     for changed in ({"spot": True}, {"region": "south"}):
         other = msgspec.structs.replace(world.offer, **changed)
         with pytest.raises(Refused, match="on demand in north only"):

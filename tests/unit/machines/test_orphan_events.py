@@ -38,6 +38,23 @@ def test_each_change_of_an_orphan_is_told_once() -> None:
     assert not book.listed("lab", [])
 
 
+def test_a_later_controller_knows_when_an_orphan_was_found() -> None:
+    book = OrphanBook()
+    book.listed("lab", [orphan()])
+    found = book.offer(NOW)
+    assert book.found_at("lab", "i-1") is None
+    book.committed()
+    book.listed("lab", [orphan(quarantined=True)])
+    kept = book.offer(NOW + 60.0)
+    later = OrphanBook([*found, *kept])
+    assert later.found_at("lab", "i-1") == NOW
+    assert later.found_at("lab", "i-2") is None
+    later.listed("lab", [])
+    later.offer(NOW + 90.0)
+    later.committed()
+    assert later.found_at("lab", "i-1") is None
+
+
 def test_what_was_not_committed_is_offered_again() -> None:
     book = OrphanBook()
     book.listed("lab", [orphan()])

@@ -51,6 +51,19 @@ def test_a_second_machine_of_one_record_is_a_duplicate() -> None:
     assert orphan.ends_at() == NOW + 30
 
 
+def test_the_grace_of_an_orphan_goes_on_after_a_restart() -> None:
+    found_at = {"i-1": LATER - 400.0}.get
+    (orphan,) = judge([listed()], found_at=found_at).orphans
+    assert orphan.ends_at() == LATER + 200
+    (other,) = judge([listed("i-2")], found_at=found_at).orphans
+    assert other.ends_at() == LATER + 600
+
+
+def test_the_machine_of_a_check_that_is_under_way_is_no_orphan() -> None:
+    assert judge([listed()], tried=frozenset({"m1"})).orphans == ()
+    assert len(judge([listed()], tried=frozenset({"m2"})).orphans) == 1
+
+
 def test_a_machine_without_a_record_is_ended_after_the_grace() -> None:
     first = judge([listed()])
     (orphan,) = first.orphans

@@ -142,14 +142,15 @@ class Renting:
     async def join(self) -> None:
         """Its machine boots and its node is connected."""
         await self.until(lambda: any(one.instance_id for one in self.rentals.committed.values()))
-        machine = next(iter(self.rentals.committed.values()))
-        node = self.pipeline.nodes[machine.id]
-        capacity = NodeCapacity(cpu=4.0, memory=16 * GIB, disk=100 * GIB)
-        await self.pipeline.save_node(
-            replace(node, status=NodeStatus.CONNECTED, registration=None, capacity=capacity),
-            node.id,
-        )
+        await self.connect(next(iter(self.rentals.committed)))
         await self.until_status(MachineStatus.JOINED)
+
+    async def connect(self, node_id: str, **more: Any) -> None:
+        """Connect the node of a machine, with these fields."""
+        capacity = NodeCapacity(cpu=4.0, memory=16 * GIB, disk=100 * GIB)
+        fields = {"registration": None, "capacity": capacity} | more
+        node = self.pipeline.nodes[node_id]
+        await self.pipeline.save_node(replace(node, status=NodeStatus.CONNECTED, **fields), node_id)
 
 
 @pytest.fixture(autouse=True)
@@ -193,6 +194,27 @@ async def test_a_waiting_job_gets_a_machine_and_the_machine_ends() -> None:
         await lab.join()
         await lab.until(lambda: bool(lab.pipeline.runs_on(lab.only().id)))
         assert lab.only().idle_since is None
+
+
+async def test_a_machine_whose_node_takes_no_work_yet_is_not_bought_twice() -> None:
+    cloud, slow = MemoryCloud(offer()), "its engine does not answer: timed out"
+    async with renting(cloud, fleet(boot_limit=300.0)) as lab:
+        await lab.pipeline.admit(parts.run("hello"))
+        await lab.until(lambda: any(one.instance_id for one in lab.rentals.committed.values()))
+        machine = lab.only()
+        await lab.connect(machine.id, unfit=slow)
+        await lab.after(200.0)
+        assert list(lab.rentals.committed) == [machine.id]
+        (state,) = lab.pipeline.known.values()
+        assert f"booting ({slow}), ordered at" in lab.waits_for(state)
+        # One that never does is a failed boot: its offer is left out, and not bought for ever.
+        await lab.after(200.0)
+        assert lab.rentals.committed[machine.id].end is MachineEnd.BOOT_FAILED
+        assert list(lab.rentals.committed) == [machine.id]
+        refused = "has refused small in north-1 (on demand, 1 an hour): its node took no work"
+        waits = lab.waits_for(state)
+        assert refused in waits
+        assert slow in waits
 
 
 async def test_a_wrong_image_has_one_refused_record_until_something_changes() -> None:
@@ -241,6 +263,31 @@ async def test_an_orphan_is_told_once_and_so_is_its_end() -> None:
         await lab.until(lambda: len(told()) > 1)
         assert told() == ["found", "gone"]
         assert "terminate" in cloud.calls
+
+
+async def test_an_orphan_ends_although_controllers_are_restarted_within_its_grace() -> None:
+    cloud, database = MemoryCloud(offer()), MemoryDatabase()
+    for step in range(3):
+        async with renting(cloud, database=database) as lab:
+            lab.clock.time += 350.0 * step
+            if step == 0:
+                here, old = lab.manager.installation, lab.clock.now() - 60.0
+                cloud.plant("aa", installation=here, created_at=old)
+            await lab.until(lambda: bool(lab.manager.orphans) or "terminate" in cloud.calls)
+            await lab.until(lambda: bool(database.events))
+    assert "terminate" in cloud.calls
+
+
+async def test_the_machine_of_a_check_is_not_told_as_an_orphan() -> None:
+    cloud, database = MemoryCloud(offer()), MemoryDatabase()
+    async with renting(cloud, database=database) as lab:
+        trial = lab.manager.try_one("lab", offer(), "aa")
+        await _made(lab)
+        lab.clock.time += 60.0
+        listed = cloud.calls.count("list")
+        await lab.until(lambda: cloud.calls.count("list") > listed + 2)
+        assert not trial.is_over
+        assert (lab.manager.orphans, database.events) == ([], [])
 
 
 async def test_the_event_of_an_orphan_outlasts_a_commit_that_fails() -> None:
@@ -507,6 +554,60 @@ async def test_a_fault_in_the_offers_of_a_provider_does_not_end_the_controller()
         await lab.until(lambda: cloud.calls.count("list") > listed + 2)
         await lab.until(lambda: cloud.calls.count("offers") > asked)
         assert cloud.instances == {}
+
+
+async def test_machines_that_end_right_after_their_order_are_not_bought_for_ever() -> None:
+    cloud = MemoryCloud(offer("first"), offer("second", price=2.0))
+    async with renting(cloud, fleet(min=1)) as lab:
+        for _ in range(2):
+            await lab.until(lambda: bool(cloud.instances))
+            await lab.until(lambda: all(one.instance_id for one in lab.rentals.committed.values()))
+            cloud.instances.clear()
+            await lab.after(60.0)
+        await lab.after(400.0)
+        ended = lab.rentals.committed.values()
+        assert [(one.offer.instance_type, one.end) for one in ended] == [
+            ("first", MachineEnd.BOOT_FAILED),
+            ("second", MachineEnd.BOOT_FAILED),
+        ]
+        assert cloud.calls.count("create") == 2
+
+
+async def test_machines_that_have_less_than_promised_are_not_bought_for_ever() -> None:
+    cloud = MemoryCloud(offer(cpu=8.0))
+    async with renting(cloud, fleet(idle_duration=60.0)) as lab:
+        state = parts.run("large", cpu=8.0)
+        await lab.pipeline.admit(state)
+        await lab.join()
+        first = lab.only()
+        await lab.after(600.0)
+        assert lab.only().end is MachineEnd.IDLE
+        assert (
+            "it needs 8 CPU, and the nearest offer, small, has 4 free of 4 "
+            f"(machine {first.name} had less than the offer small says)"
+        ) in lab.waits_for(state)
+        # What such a machine does hold is bought.
+        await lab.pipeline.admit(parts.run("fits", cpu=4.0))
+        await lab.until(lambda: len(lab.rentals.committed) == 2)
+        lab.manager.found_faultless("lab")
+        await lab.until(lambda: len(lab.rentals.committed) == 3)
+
+
+async def test_a_month_that_begins_has_a_budget_of_its_own() -> None:
+    cloud = MemoryCloud(offer())
+    async with renting(cloud, fleet(budget=Budget(per_month=2.1))) as lab:
+        midnight = month_began(lab.clock.now() + 40 * 86400.0)
+        lab.clock.time = midnight - 5400.0
+        await lab.pipeline.admit(parts.run("first", cpu=4.0))
+        await lab.join()
+        lab.clock.time = midnight - 600.0
+        second = parts.run("second", cpu=4.0)
+        await lab.pipeline.admit(second)
+        await lab.until(lambda: "fleet burst may cost 2.1 a month" in lab.waits_for(second))
+        await lab.until(lambda: lab.clock.now() > midnight - 10.0, step=6.0)
+        assert len(lab.rentals.committed) == 1
+        await lab.until(lambda: len(lab.rentals.committed) == 2, step=6.0)
+        assert midnight <= lab.clock.now() <= midnight + 70.0
 
 
 async def test_a_machine_whose_node_was_removed_is_given_back() -> None:

@@ -13,9 +13,10 @@ from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.cli.durations import seconds_of
+from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.documents.machines import CostsView, MachineView, OrphanView
 from fairlead.model.costs import CostPeriod, CostRow
-from fairlead.queries import DEFAULT_SECONDS, CostsQuery
+from fairlead.queries import CostsQuery
 from fairlead.rest import decode
 
 
@@ -125,22 +126,28 @@ def cost(
     csv
         Write comma-separated values.
     """
-    seconds = seconds_of(since, "--since") or DEFAULT_SECONDS
+    seconds = seconds_of(since, "--since")
+    if not seconds:
+        raise CliError(f"--since: {since!r} is no time, give more than 0, such as 30d", EXIT_USAGE)
+    if csv and json:
+        raise CliError("--csv and --json: give one of them", EXIT_USAGE)
     query = CostsQuery(by=by, seconds=seconds, per=None if per is None else CostPeriod(per))
     data = settings.client().get("/v1/costs", **query.parameters())
     if json:
         output.emit_json(data)
         return 0
     found = decode(data, CostsView)
-    keys = [one.strip() for one in by.split(",")]
+    keys = list(dict.fromkeys(one.strip() for one in by.split(",")))
     periods = () if per is None else (per.upper(),)
     head = (*periods, *(key.upper() for key in keys), "HOURS", "COST")
+    # A program sums up what it reads: a thousand short jobs cost more than 0.00 together.
+    digits = 6 if csv else 2
     rows = [
         (
             *(one.period or "-" for _ in periods),
             *(_key_of(one, key) for key in keys),
-            f"{one.hours:.2f}",
-            f"{one.cost:.2f}",
+            f"{one.hours:.{digits}f}",
+            f"{one.cost:.{digits}f}",
         )
         for one in found.rows
     ]

@@ -1,0 +1,70 @@
+"""What `fairlead cost` asks for and prints."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fairlead import settings
+from fairlead.cli.commands.nodes import machines
+from fairlead.cli.errors import EXIT_USAGE, CliError
+
+ROW = {"user": "ada", "fleet": None, "run": "ab", "run_name": "tiny", "hours": 0.001, "cost": 0.004}
+
+
+class Answers:
+    """A controller that tells these costs."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, object]] = []
+
+    def get(self, path: str, **query: object) -> bytes:
+        assert path == "/v1/costs"
+        self.asked.append(query)
+        return json.dumps({"rows": [ROW], "total": 0.004, "per_hour": 0.0, "budgets": []}).encode()
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    found = Answers()
+    monkeypatch.setattr(settings, "client", lambda: found)
+    return found
+
+
+def test_a_row_in_csv_is_not_rounded_to_nothing(
+    answers: Answers, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert machines.cost(by="run,user", csv=True) == 0
+    assert capfd.readouterr().out == "run,user,hours,cost\ntiny,ada,0.001000,0.004000\n"
+    machines.cost(by="run,user")
+    assert capfd.readouterr().out.split() == [
+        *("RUN", "USER", "HOURS", "COST"),
+        *("tiny", "ada", "0.00", "0.00"),
+        *("together", "0.00"),
+    ]
+
+
+def test_a_key_that_is_named_twice_is_shown_once(
+    answers: Answers, capfd: pytest.CaptureFixture[str]
+) -> None:
+    machines.cost(by="user, user", csv=True)
+    assert capfd.readouterr().out == "user,hours,cost\nada,0.001000,0.004000\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"since": "0d"}, "--since: '0d' is no time"),
+        ({"since": "yesterday"}, "--since: 'yesterday' is not a duration"),
+        ({"csv": True, "json": True}, "give one of them"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_it_is_asked(
+    answers: Answers, options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(CliError, match=why) as caught:
+        machines.cost(**options)
+    assert caught.value.exit_status == EXIT_USAGE
+    assert not answers.asked
