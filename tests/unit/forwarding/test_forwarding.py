@@ -27,6 +27,7 @@ from controller.forwarding.follower_links import (
     HELD,
     LINK_PATH,
     NOT_DONE,
+    ONLY_FIND,
     PROTOCOL,
     FollowerLinks,
 )
@@ -213,6 +214,13 @@ async def test_no_client_can_name_another_address(bed: Bed) -> None:
     async with bed.session.get(there, headers=forged) as answer:
         seen = await answer.json()
     assert (seen["remote"], seen["scheme"]) == ("127.0.0.1", "http")
+
+
+async def test_no_client_asks_the_leader_in_a_followers_place(bed: Bed) -> None:
+    bed.lead_to(await bed.leader())
+    async with bed.session.get(bed.url + "/seen", headers={ONLY_FIND: "1"}) as answer:
+        seen = await answer.json()
+    assert ONLY_FIND.lower() not in [name for name, _ in seen["headers"]]
 
 
 async def test_a_link_without_the_key_of_the_installation_carries_nothing(
