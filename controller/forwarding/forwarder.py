@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 
 import msgspec
 from aiohttp import web
@@ -28,6 +29,7 @@ from controller.forwarding.leader_links import (
     NoLink,
     as_its_client_sent_it,
 )
+from fairlead.wire.actions import SETTING_PATH
 
 _MAX_BODY = 1 << 62
 """The leader knows what is too large."""
@@ -39,6 +41,7 @@ _MAX_HELD = 10_000
 """As many as there may be connections."""
 _MAX_HELD_BYTES = 64 << 20
 _OF_LINKS = frozenset((NOT_DONE.lower(), HELD.lower()))
+_SETTING = re.compile(SETTING_PATH)
 _OF_SEVERAL = frozenset(("/v1/runs:batch", "/v1/runs/together"))
 
 
@@ -272,6 +275,8 @@ def _may_be_sent_again(exchange: _Exchange) -> bool:
         return True
     if request.method != "POST" or data is None:
         return False
+    if _SETTING.fullmatch(request.raw_path):
+        return True
     # A body that is not understood is not sent again: it may change something.
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         if request.raw_path == "/v1/runs":

@@ -435,6 +435,10 @@ async def test_a_new_connection_while_nobody_leads_is_told_so(bed: Bed) -> None:
         ("/v1/runs:batch", b'{"runs": []}'),
         ("/v1/runs/together", b'{"runs": [{"client_key": ""}]}'),
         ("/v1/stop", b'{"runs": [{"client_key": "a"}]}'),
+        # By then it may be the name of another run, or the next attempt of the job.
+        ("/v1/runs/train/stop", b"{}"),
+        ("/v1/runs/0123456789abcdef/jobs/j/abort", b"{}"),
+        ("/v1/runs/0123456789abcdef/stop", BIG),
     ],
 )
 async def test_a_write_whose_leader_died_is_never_sent_to_the_next_one(
@@ -459,9 +463,11 @@ async def test_a_write_whose_leader_died_is_never_sent_to_the_next_one(
         ("/v1/runs", {"client_key": "k", "more": 1}),
         ("/v1/runs:batch", {"runs": [{"client_key": "a", "more": 1}, {"client_key": "b"}]}),
         ("/v1/runs/together", {"runs": [{"client_key": "a"}]}),
+        ("/v1/runs/0123456789abcdef/stop", {"abort": False}),
+        ("/v1/runs/0123456789abcdef/scale", {"group": "main", "nodes": 2}),
     ],
 )
-async def test_a_write_with_a_client_key_and_a_read_go_to_the_next_leader(
+async def test_a_write_that_may_be_done_twice_and_a_read_go_to_the_next_leader(
     bed: Bed, path: str, body: dict[str, object], *, is_paused: bool
 ) -> None:
     first, second = await bed.leader(), await bed.leader("two")
