@@ -116,8 +116,10 @@ class Apart:
         _place(self._leader, self._first)
         _place(self._postgres, self._first)
         for session in psutil.Process(self._postgres).children():
-            peers = {one.raddr.port for one in session.net_connections("tcp4") if one.raddr}
-            _place(session.pid, self._first if not peers or peers & ports else self._rest)
+            # It may end meanwhile: followers open sessions and leave them.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                peers = {one.raddr.port for one in session.net_connections("tcp4") if one.raddr}
+                _place(session.pid, self._first if not peers or peers & ports else self._rest)
         for pid in (*self._others, *others):
             for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
                 _place(one.pid, self._rest)
