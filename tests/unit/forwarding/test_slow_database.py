@@ -9,9 +9,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from controller.clock import SystemClock
-from controller.forwarding import live_logs
+from controller.forwarding import follower, live_logs
 from controller.forwarding.credentials import link_tls
 from controller.forwarding.dashboard_reads import DashboardReads
 from controller.forwarding.follower_links import ONLY_FIND
@@ -154,3 +155,28 @@ async def test_no_client_asks_which_log_it_is(slow: SlowBed, forged: Mapping[str
         session.get("/v1/runs/live/logs/ws", headers=headers) as answer,
     ):
         assert answer.status == 400
+
+
+async def test_a_watch_comes_back_from_the_leader_and_an_answer_ends_there(
+    slow: SlowBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = asyncio.Event()
+
+    async def forward(request: web.Request, _: float | None = None) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"begun ")
+        await goes_on.wait()
+        await response.write(b"ended")
+        return response
+
+    monkeypatch.setattr(slow.bed.forwarder, "forward", forward)
+    monkeypatch.setattr(follower, "LENT_SECONDS", 0.0)
+    hanging(slow)
+    async with slow.watch("/v1/runs") as listed:
+        for path in ("/v1/runs/live/watch", "/v1/events/watch"):
+            with pytest.raises(aiohttp.ClientError):
+                async with slow.watch(path) as watched:
+                    await watched.read()
+        goes_on.set()
+        assert await listed.read() == b"begun ended"
