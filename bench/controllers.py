@@ -158,9 +158,10 @@ def main() -> None:
     parser.add_argument(
         "--rounds",
         type=int,
-        default=3,
+        default=5,
         metavar="N",
-        help="of the leader's turns without and with readers at followers (default: %(default)s)",
+        help="slices of the leader's turns, without and with readers at followers each "
+        "(default: %(default)s)",
     )
     parser.add_argument("--only-turns", action="store_true", help="measure these turns alone")
     parser.add_argument(

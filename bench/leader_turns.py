@@ -1,12 +1,14 @@
 """What 100 `logs -f` and 20 dashboards at followers cost the turns of the leader.
 
-Jobs print lines, and runs are submitted at the leader and stopped again at a steady pace: each is
-a turn. Rounds without readers and with them come by turns, each after some seconds without turns:
-what the leader does then, as it collects the logs of the jobs, is no part of a turn. The readers
-are in a process of their own; nobody asks the leader but who submits. All share the cores of one
-machine, so the time of a turn also has the load that readers, followers and PostgreSQL make there.
-The leader's CPU has not. With `--apart`, the leader, its sessions of PostgreSQL, the server's own
-processes and who submits have one core, and the rest has the others, as if each had a machine.
+Jobs print lines, and runs are submitted at the leader and stopped again at a steady pace: each is a
+turn. Short slices without readers and with them come by turns, so that what else goes on at the
+machine meets both; a p99 takes the submissions of all slices. Before each slice are some seconds
+without turns: what the leader does then, as it collects the logs of the jobs, is no part of a turn.
+The readers are in a process of their own; nobody asks the leader but who submits. All share the
+cores of one machine, so the time of a turn also has the load that readers, followers and PostgreSQL
+make there. The leader's CPU has not. With `--apart`, the leader, its sessions of PostgreSQL, the
+server's own processes and who submits have one core, and the rest has the others, as if each had a
+machine.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import aiohttp
 import msgspec
 import psutil
 
-from bench.followed_controllers import NO_LIMIT, Counts, dashboard, login_of
+from bench.followed_controllers import NO_LIMIT, Counts, Login, dashboard, login_of
 from bench.runner_start import cpu_seconds
 from tests.support.processes import ControllerProcess, ShimProcess, run_cli
 from tests.support.waiting import eventually, wait_until
@@ -36,8 +38,10 @@ LOGS = 100
 DASHBOARDS = 20
 JOBS = 20
 LINES_PER_SECOND = 10
-SUBMISSIONS_PER_SECOND = 5.0
-SECONDS, IDLE_SECONDS = 20.0, 10.0
+SUBMISSIONS_PER_SECOND = 20.0
+"""Each is two turns: the run is stopped again."""
+SECONDS, IDLE_SECONDS = 10.0, 5.0
+"""Of a slice, and before it."""
 _PROGRAM = f"""\
 import itertools, time
 for number in itertools.count():
@@ -54,10 +58,10 @@ _RUN = {"type": "task", "commands": ["true"], "resources": {"cpu": 400}}
 _PATIENCE = 120.0
 
 
-class _Round(msgspec.Struct):
-    """`times`: of the submissions, in seconds. `cpu`: seconds of the leader for the turns. `idle`:
-    seconds of its CPU in a second without turns, of each round. `others`: those of the followers,
-    with the turns."""
+class _Side(msgspec.Struct):
+    """What was measured without readers, or with them. `times`: of the submissions, in seconds.
+    `cpu`: seconds of the leader for the turns. `idle`: seconds of its CPU in a second without
+    turns, of each slice. `others`: those of the followers, with the turns."""
 
     times: list[float] = []
     cpu: float = 0.0
@@ -65,26 +69,28 @@ class _Round(msgspec.Struct):
     others: float = 0.0
     load: float = 0.0
 
-    def added(self, other: _Round) -> _Round:
-        return _Round(
-            [*self.times, *other.times],
-            self.cpu + other.cpu,
-            [*self.idle, *other.idle],
-            self.others + other.others,
-            max(self.load, other.load),
-        )
+    def add(self, other: _Side) -> None:
+        self.times += other.times
+        self.cpu += other.cpu
+        self.idle += other.idle
+        self.others += other.others
+        self.load = max(self.load, other.load)
 
     @property
     def per_turn(self) -> float:
         """Milliseconds of the leader's CPU."""
         return 1000 * self.cpu / (2 * len(self.times))
 
+    def percentile(self, percent: int) -> float:
+        """Milliseconds of a submission."""
+        return 1000 * quantiles(self.times, n=100)[percent - 1]
+
     def __str__(self) -> str:
-        of = quantiles(self.times, n=100)
         return (
-            f"{len(self.times)} submissions, p50 {1000 * of[49]:.1f} ms, p99 {1000 * of[98]:.1f} "
-            f"ms; CPU of the leader {self.per_turn:.2f} ms a turn, and {100 * mean(self.idle):.1f} "
-            f"% of a core without turns; of its followers {self.others:.1f} s; load {self.load:.1f}"
+            f"{len(self.times)} submissions, p50 {self.percentile(50):.1f} ms, p90 "
+            f"{self.percentile(90):.1f} ms, p99 {self.percentile(99):.1f} ms; CPU of the leader "
+            f"{self.per_turn:.2f} ms a turn, and {100 * mean(self.idle):.1f} % of a core without "
+            f"turns; of its followers {self.others:.1f} s; load {self.load:.1f}"
         )
 
 
@@ -110,8 +116,10 @@ class Apart:
         _place(self._leader, self._first)
         _place(self._postgres, self._first)
         for session in psutil.Process(self._postgres).children():
-            peers = {one.raddr.port for one in session.net_connections("tcp4") if one.raddr}
-            _place(session.pid, self._first if not peers or peers & ports else self._rest)
+            # It may end meanwhile: followers open sessions and leave them.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                peers = {one.raddr.port for one in session.net_connections("tcp4") if one.raddr}
+                _place(session.pid, self._first if not peers or peers & ports else self._rest)
         for pid in (*self._others, *others):
             for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
                 _place(one.pid, self._rest)
@@ -131,32 +139,34 @@ def tell(
     rounds: int,
     apart: Apart | None = None,
 ) -> None:
-    """Print what a turn takes and costs without readers and with them, in so many rounds each."""
+    """Print what a turn takes and costs without readers and with them, in so many slices each."""
     env = {"FAIRLEAD_URL": leader.url, "FAIRLEAD_TOKEN": leader.token}
     run_cli("node", "add", "printing", "--local", node.socket, env=env).succeeded()
     jobs = asyncio.run(_printing(leader))
-    without, with_readers = _Round(), _Round()
-    for number in range(rounds):
-        if apart is not None:
-            apart.place()
-        measured = asyncio.run(_measured(leader, followers))
-        print(f"{number + 1}. without readers: {measured}", flush=True)
-        without = without.added(measured)
-        with _readers(followers, leader.token, jobs) as readers:
-            if apart is not None:
-                apart.place(readers.pid)
-            readers.counted()
-            measured = asyncio.run(_measured(leader, followers))
-            lines, fragments = readers.counted()
-        assert lines, "nobody got a piece of a log"
-        assert fragments, "no dashboard was told of a change"
-        print(
-            f"{number + 1}. with {LOGS} logs and {DASHBOARDS} dashboards at followers: {measured}; "
-            f"{lines} pieces of logs, {fragments} lists of runs",
-            flush=True,
-        )
-        with_readers = with_readers.added(measured)
-    print(f"without readers: {without}\nwith readers: {with_readers}", flush=True)
+    sides = {False: _Side(), True: _Side()}
+    names = {False: "without readers", True: f"{LOGS} logs, {DASHBOARDS} dashboards at followers"}
+    with _readers(followers, leader.token, jobs) as readers:
+        for number in range(rounds):
+            # What grows with time, as the database does, meets each side as often first as last.
+            for are_there in (False, True) if number % 2 == 0 else (True, False):
+                with readers.reading() if are_there else contextlib.nullcontext():
+                    if apart is not None:
+                        apart.place(readers.pid)
+                    slice_ = asyncio.run(_measured(leader, followers))
+                print(f"{number + 1}. {names[are_there]}: {slice_}", flush=True)
+                sides[are_there].add(slice_)
+    for are_there, side in sides.items():
+        print(f"{names[are_there]}: {side}")
+    print(_compared(sides[False], sides[True]), flush=True)
+
+
+def _compared(without: _Side, with_readers: _Side) -> str:
+    times = [
+        f"p{percent} {with_readers.percentile(percent) / without.percentile(percent):.2f}"
+        for percent in (50, 90, 99)
+    ]
+    cpu = with_readers.per_turn / without.per_turn
+    return f"with readers, times that without: {', '.join(times)}; CPU of a turn {cpu:.2f}"
 
 
 async def _printing(leader: ControllerProcess) -> list[str]:
@@ -178,7 +188,7 @@ async def _printing(leader: ControllerProcess) -> list[str]:
     return names
 
 
-async def _measured(leader: ControllerProcess, followers: Sequence[ControllerProcess]) -> _Round:
+async def _measured(leader: ControllerProcess, followers: Sequence[ControllerProcess]) -> _Side:
     headers = {"Authorization": f"Bearer {leader.token}"}
     async with aiohttp.ClientSession(leader.url, headers=headers) as session:
         await _submitted_and_stopped(session)
@@ -193,7 +203,7 @@ async def _measured(leader: ControllerProcess, followers: Sequence[ControllerPro
             times.append(await _submitted_and_stopped(session))
         after, took = _cpu(leader, followers), time.monotonic() - began
     of_turns = after[0] - before[0] - took * idle
-    return _Round(times, of_turns, [idle], after[1] - before[1], os.getloadavg()[0])
+    return _Side(times, of_turns, [idle], after[1] - before[1], os.getloadavg()[0])
 
 
 def _cpu(leader: ControllerProcess, followers: Sequence[ControllerProcess]) -> tuple[float, float]:
@@ -214,23 +224,32 @@ async def _submitted_and_stopped(session: aiohttp.ClientSession) -> float:
 
 
 class _Readers:
-    """`counted` asks their process for what they got since the last time."""
+    """Their process, which does one thing after the other."""
 
     def __init__(self, pid: int, pipe: Connection) -> None:
         self.pid = pid
         self._pipe = pipe
 
-    def counted(self) -> tuple[int, int]:
-        self._pipe.send(None)
-        lines, fragments = self._pipe.recv()
-        return lines, fragments
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """All read within this block."""
+        self._ask("begin")
+        yield
+        lines, fragments = self._ask("end")
+        assert lines, "nobody got a piece of a log"
+        assert fragments, "no dashboard was told of a change"
+
+    def _ask(self, what: str) -> tuple[int, int]:
+        self._pipe.send(what)
+        wait_until(self._pipe.poll, timeout=_PATIENCE, what=f"the readers to {what}")
+        answer: tuple[int, int] = self._pipe.recv()
+        return answer
 
 
 @contextmanager
 def _readers(
     followers: Sequence[ControllerProcess], token: str, jobs: Sequence[str]
 ) -> Iterator[_Readers]:
-    """All read within this block."""
     # A fork would have this process's threads and loop.
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -240,8 +259,6 @@ def _readers(
     # The end of the readers is the end of the pipe then, and nobody waits for ever.
     there.close()
     try:
-        wait_until(here.poll, timeout=_PATIENCE, what="the readers to be there")
-        here.recv()
         assert process.pid is not None
         yield _Readers(process.pid, here)
     finally:
@@ -250,31 +267,41 @@ def _readers(
 
 
 def _read(urls: Sequence[str], token: str, jobs: Sequence[str], pipe: Connection) -> None:
-    asyncio.run(_read_all(urls, token, jobs, pipe))
+    asyncio.run(_read_on(urls, token, jobs, pipe))
 
 
-async def _read_all(urls: Sequence[str], token: str, jobs: Sequence[str], pipe: Connection) -> None:
-    counts = Counts()
+async def _read_on(urls: Sequence[str], token: str, jobs: Sequence[str], pipe: Connection) -> None:
+    counts, tasks = Counts(), list[asyncio.Task[None]]()
+    login = await login_of(urls[0], token)
+    while True:
+        if await asyncio.to_thread(pipe.recv) == "begin":
+            counts = Counts()
+            tasks = await _begun(urls, token, jobs, login, counts)
+        else:
+            for task in tasks:
+                if task.done():
+                    task.result()
+                    raise AssertionError("a reader has ended")
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        pipe.send((counts.lines, counts.fragments))
+
+
+async def _begun(
+    urls: Sequence[str], token: str, jobs: Sequence[str], login: Login, counts: Counts
+) -> list[asyncio.Task[None]]:
+    """Return all readers, each with a first piece of its log."""
     tasks = []
     for number in range(LOGS):
         url, job = urls[number % len(urls)], jobs[number % len(jobs)]
         tasks.append(asyncio.create_task(_follow(url, token, job, counts)))
         # One after the other: what is measured is not their beginning.
         await asyncio.sleep(0.02)
-    login = await login_of(urls[0], token)
     for number in range(DASHBOARDS):
         tasks.append(asyncio.create_task(dashboard(urls[number % len(urls)], login, counts)))
         await asyncio.sleep(0.02)
     await eventually(lambda: counts.lines >= LOGS, _PATIENCE, "the first lines")
-    pipe.send("there")
-    while True:
-        await asyncio.to_thread(pipe.recv)
-        for task in tasks:
-            if task.done():
-                task.result()
-                raise AssertionError("a reader has ended")
-        pipe.send((counts.lines, counts.fragments))
-        counts.lines = counts.fragments = 0
+    return tasks
 
 
 async def _follow(url: str, token: str, job: str, counts: Counts) -> None:

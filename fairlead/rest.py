@@ -4,6 +4,7 @@ request reaches a controller: `fairlead.connections.requests`."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -15,6 +16,7 @@ import msgspec
 from fairlead.connections import READ_BYTES
 from fairlead.connections.requests import UPLOAD_SECONDS, Requests
 from fairlead.errors import ApiError, ConnectionLost, UnexpectedAnswer, UsageError
+from fairlead.wire.actions import SETTING_PATH
 from fairlead.wire.decoders import decoder_of
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from fairlead.wire.blobs import Part
     from fairlead.wire.frames import Frame
 T = TypeVar("T")
+_SETTING = re.compile(SETTING_PATH)
 CUT_WAITS = (0.2, 0.5, 1.0, 2.0)
 """Seconds before each further try after a cut: a controller that starts again is away for about so
 long."""
@@ -41,8 +44,9 @@ class ControllerClient(Requests):
 
     def post(self, path: str, body: object, *, repeatable: bool = False) -> bytes:
         """`repeatable`: the controller does the same request once, because the body has a key, or
-        changes nothing."""
-        return self._request("POST", path, body=body, repeatable=repeatable)
+        changes nothing. One that sets how a run goes on, named by its id, always is."""
+        is_setting = _SETTING.fullmatch(path) is not None
+        return self._request("POST", path, body=body, repeatable=repeatable or is_setting)
 
     def put(self, path: str, body: object) -> bytes:
         return self._request("PUT", path, body=body)

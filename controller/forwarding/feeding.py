@@ -31,8 +31,9 @@ from controller.store.errors import StoreError
 from controller.web.live import OwnChanges
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 
-PAUSE_SECONDS = 0.05
-"""Changes in this time after a line are told together."""
+GATHER_SECONDS = 0.05
+"""Changes are told so long after the first one, together. So whoever asked for a change has his
+answer first, and a run that is submitted and stopped at once costs each follower one message."""
 MAX_RUNS = 10_000
 """Watched at once by one follower."""
 
@@ -135,11 +136,11 @@ class _Feed:
                     # A feed without changes must not look like a leader that is gone.
                     await self._tell(Beat())
                     continue
+                await asyncio.sleep(GATHER_SECONDS)
                 changed.clear()
                 keys, known = runs.changed_after(known), runs.revision
                 named = None if keys is None else tuple(key for key in keys if key is not None)
                 await self._tell(Changed(known, named, self._changes.broken))
-                await asyncio.sleep(PAUSE_SECONDS)
 
     async def _tell_run(self, run_id: str, run: _Run) -> None:
         try:

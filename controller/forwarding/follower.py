@@ -10,7 +10,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Protocol
 
 from aiohttp import web
@@ -45,6 +45,11 @@ LEADER_SECONDS = 8.0
 """So long a read waits for the leader's answer after the database has given none."""
 SOON_SECONDS = 1.5
 """So long an answer that is right without the leader waits for what only it knows."""
+LENT_SECONDS = 60.0
+"""So long the leader gives a watch because the database was slow here when it began. Its client
+comes again, and is answered here; else he would stay there for hours."""
+_LENT = ("/watch", PATH + "/stream")
+"""Ends of the paths of what goes on in this way. A log's stream does not: one of text can't."""
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
 
@@ -255,7 +260,8 @@ class _Endpoints:
                     return await self._with_leader(request, answer)
                 except StoreHangs as hangs:
                     try:
-                        return await self._forwarder.forward(request, LEADER_SECONDS)
+                        with _lent(request):
+                            return await self._forwarder.forward(request, LEADER_SECONDS)
                     except LeaderLate:
                         # It may wait for the same database.
                         raise hangs from None
@@ -265,7 +271,10 @@ class _Endpoints:
                     refused.force_close()
                     return refused
                 # The leader may answer what this follower cannot.
-                except (NeedsLeader, StoreError):
+                except StoreError:
+                    with _lent(request):
+                        return await self._forwarder.forward(request)
+                except NeedsLeader:
                     pass
             return await self._forwarder.forward(request)
 
@@ -284,6 +293,20 @@ class _Endpoints:
                     return await answer(request)
             except (NeedsLeader, StoreError):
                 return await self._forwarder.forward(request)
+
+
+@contextlib.contextmanager
+def _lent(request: web.Request) -> Iterator[None]:
+    """Within this block the leader answers; cut a watch after some time."""
+    transport = request.transport
+    if transport is None or not request.path.endswith(_LENT):
+        yield
+        return
+    ending = asyncio.get_running_loop().call_later(LENT_SECONDS, transport.abort)
+    try:
+        yield
+    finally:
+        ending.cancel()
 
 
 def _answered(reads: Reads | None, answers: Answers | None) -> dict[str, Answer]:

@@ -25,6 +25,7 @@ from common.proxy.headers import CLIENT
 from controller.api.http.errors import leads_no_more
 from controller.api.http.routes import FRAMES, JSON, NDJSON
 from controller.api.http.streams import cancel_this, reader_may_leave, registered
+from controller.api.jobs.logs import IS_ONLY_FOUND
 from controller.forwarding.feed import FEED_PATH
 from fairlead.connections.keepalives import notice_the_gone
 
@@ -42,6 +43,9 @@ BY_ITSELF = "follower"
 """Takes the place of the client's address in what a follower asks for itself. A request that it
 passes on has the address there, also if the follower is of an earlier version and the client
 asks for LOGS_PATH."""
+ONLY_FIND = "Fairlead-Only-Find"
+"""Of a request for the stream of a log: the leader judges it, and says which log that is instead of
+giving it. A follower sends it for a reader about whom the database tells nothing."""
 NOT_DONE = "Fairlead-Not-Done"
 """Of an answer on a link: nothing of the request was done, and another controller may do it. This
 one leads no more."""
@@ -132,6 +136,7 @@ class FollowerLinks:
                 return answer
             scheme, _, address = request.headers.get(CLIENT, "").partition(" ")
             seen = request.clone(scheme=scheme, remote=address)
+            seen[IS_ONLY_FOUND] = ONLY_FIND in request.headers
             answer = await handler(seen)
             if NOTHING_DONE in answer:
                 # It was held. This controller may have left meanwhile.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 
 import msgspec
 from aiohttp import web
@@ -15,13 +16,20 @@ from common.http import HEAD_SECONDS
 from common.proxy.body import Body, body_of
 from common.proxy.entry import CLIENT_GONE
 from common.proxy.forwarding import FROM_REPLICA, HangUps
-from common.proxy.headers import CLIENT, end_to_end, head_of
+from common.proxy.headers import end_to_end, head_of
 from common.proxy.tunnel import tunnel
 from common.proxy.upstream import NoAnswer, ReplicaConnection, ResponseHead, UpstreamError
 from controller.api.http.errors import body_too_slow, nobody_leads
 from controller.api.http.holding import HELD_SECONDS, Room, held_size
 from controller.forwarding.follower_links import HELD, NOT_DONE
-from controller.forwarding.leader_links import LeaderLinks, Link, NobodyLeads, NoLink
+from controller.forwarding.leader_links import (
+    LeaderLinks,
+    Link,
+    NobodyLeads,
+    NoLink,
+    as_its_client_sent_it,
+)
+from fairlead.wire.actions import SETTING_PATH
 
 _MAX_BODY = 1 << 62
 """The leader knows what is too large."""
@@ -33,7 +41,7 @@ _MAX_HELD = 10_000
 """As many as there may be connections."""
 _MAX_HELD_BYTES = 64 << 20
 _OF_LINKS = frozenset((NOT_DONE.lower(), HELD.lower()))
-_SET_HERE = frozenset((CLIENT.lower(), "content-length", "expect"))
+_SETTING = re.compile(SETTING_PATH)
 _OF_SEVERAL = frozenset(("/v1/runs:batch", "/v1/runs/together"))
 
 
@@ -238,16 +246,7 @@ async def _ask(exchange: _Exchange) -> ResponseHead:
 
 
 def _headers(exchange: _Exchange) -> list[tuple[str, str]]:
-    request = exchange.request
-    kept = [
-        (name, value)
-        for name, value in end_to_end(request.headers.items())
-        if name.lower() not in _SET_HERE
-    ]
-    if "Host" not in request.headers:
-        # HTTP/1.0 knows none, which health checks of load balancers use; HTTP/1.1 asks for one.
-        kept.append(("Host", request.host))
-    kept.append((CLIENT, f"{request.scheme} {request.remote or ''}"))
+    kept = as_its_client_sent_it(exchange.request)
     if exchange.is_upgrade:
         kept += [("Connection", "Upgrade"), ("Upgrade", "websocket")]
     return [*kept, *exchange.body.headers]
@@ -276,6 +275,8 @@ def _may_be_sent_again(exchange: _Exchange) -> bool:
         return True
     if request.method != "POST" or data is None:
         return False
+    if _SETTING.fullmatch(request.raw_path):
+        return True
     # A body that is not understood is not sent again: it may change something.
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         if request.raw_path == "/v1/runs":

@@ -8,10 +8,12 @@ import logging
 import ssl
 from collections import deque
 
-from common.proxy.headers import head_of
+from aiohttp import web
+
+from common.proxy.headers import CLIENT, end_to_end, head_of
 from common.proxy.upstream import ReplicaConnection
 from common.streams import PortStream
-from controller.forwarding.follower_links import HANDSHAKE_SECONDS, LINK_PATH, PROTOCOL
+from controller.forwarding.follower_links import HANDSHAKE_SECONDS, LINK_PATH, ONLY_FIND, PROTOCOL
 from controller.relay import CONNECT_SECONDS, Leader, while_it_leads
 from fairlead.connections.keepalives import notice_the_gone
 
@@ -20,6 +22,7 @@ log = logging.getLogger(__name__)
 MAX_KEPT = 256
 _RETRY_SECONDS = 0.1
 _MAX_HEAD = 64 << 10
+_SET_HERE = frozenset((CLIENT.lower(), ONLY_FIND.lower(), "content-length", "expect"))
 
 
 class NoLink(Exception):
@@ -189,6 +192,21 @@ class LeaderLinks:
                 writer.transport.abort()
                 raise
         return ReplicaConnection(PortStream(reader, writer))
+
+
+def as_its_client_sent_it(request: web.Request) -> list[tuple[str, str]]:
+    """Return the headers with which the leader sees this request as its client sent it, without
+    those of its body."""
+    kept = [
+        (name, value)
+        for name, value in end_to_end(request.headers.items())
+        if name.lower() not in _SET_HERE
+    ]
+    if "Host" not in request.headers:
+        # HTTP/1.0 knows none, which health checks of load balancers use; HTTP/1.1 asks for one.
+        kept.append(("Host", request.host))
+    kept.append((CLIENT, f"{request.scheme} {request.remote or ''}"))
+    return kept
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:

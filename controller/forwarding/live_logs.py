@@ -11,16 +11,24 @@ import contextlib
 import logging
 import secrets
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 from aiohttp import web
 
 from common.proxy.headers import CLIENT, head_of
 from common.proxy.upstream import UpstreamError
-from controller.forwarding.follower_links import BY_ITSELF, LOGS_PATH
-from controller.forwarding.leader_links import LeaderLinks, NobodyLeads, NoLink
+from controller.api.jobs.logs import FoundLog
+from controller.forwarding.follower_links import BY_ITSELF, LOGS_PATH, ONLY_FIND
+from controller.forwarding.leader_links import (
+    LeaderLinks,
+    Link,
+    NobodyLeads,
+    NoLink,
+    as_its_client_sent_it,
+)
 from controller.logs import parts
 from controller.logs.store import LogStore
 from controller.relay import HOLD_SECONDS, while_it_leads
@@ -39,6 +47,11 @@ MAX_COPIES = 64
 FROM_BEGIN_BYTES = 8 << 20
 """A log is followed from its first byte for a reader who begins before this one, so that those who
 come later and begin earlier find it here too."""
+BEGIN_SECONDS = 3.0
+"""So long a stream that no reader has yet is asked for again. A leader that is just replaced gives
+none for a moment; a reader who is sent to the leader stays there."""
+FIND_SECONDS = 3.0
+"""So long the leader may take to say which log a request is about."""
 LOST_SECONDS = 30.0
 """So long a stream is asked for again that no leader gives."""
 RETRY_SECONDS = 0.2
@@ -51,6 +64,11 @@ class StreamLost(Exception):
 LeaderStream = Callable[[str, str, int], AsyncGenerator[bytes, None]]
 """Yields the log of an attempt (of this run, this attempt, from this offset on) as the leader gives
 it, and before that an empty piece once the leader has begun. Raises StreamLost, NeedsLeader."""
+
+
+FindLog = Callable[[web.Request], Awaitable[FoundLog | None]]
+"""Returns the live log that the request is about if the leader lets its user read it; None: the
+leader has other words for it, is of an earlier version, or does not answer soon."""
 
 
 class _Copy:
@@ -70,11 +88,12 @@ class _Copy:
 
 
 class LiveLogs:
-    """The folder belongs to this object alone."""
+    """The folder belongs to this object alone. `find`: None: nothing is asked of the leader."""
 
-    def __init__(self, folder: Path, stream: LeaderStream) -> None:
+    def __init__(self, folder: Path, stream: LeaderStream, find: FindLog | None = None) -> None:
         self._folder = folder
         self._stream = stream
+        self._find = find
         self._store = LogStore(folder)
         self._copies: dict[str, _Copy] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -89,6 +108,10 @@ class LiveLogs:
             self._leave(copy)
         await asyncio.gather(*self._ending)
         await asyncio.to_thread(self._store.close)
+
+    async def find(self, request: web.Request) -> FoundLog | None:
+        """See `FindLog`."""
+        return None if self._find is None else await self._find(request)
 
     @asynccontextmanager
     async def held(
@@ -175,7 +198,7 @@ class LiveLogs:
     async def _came_whole(self, copy: _Copy) -> None:
         """Return at the log's end. Raises NeedsLeader, OSError, BadFrame."""
         now = asyncio.get_running_loop().time
-        given_at = now()
+        began_at = given_at = now()
         while True:
             try:
                 await self._came(copy)
@@ -185,7 +208,8 @@ class LiveLogs:
                 if copy.is_given:
                     given_at, copy.is_given = at, False
                 # A reader whose answer has not begun can be sent to the leader.
-                if not copy.begun.done() or at - given_at >= LOST_SECONDS:
+                is_late = not copy.begun.done() and at - began_at >= BEGIN_SECONDS
+                if is_late or at - given_at >= LOST_SECONDS:
                     raise NeedsLeader from error
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -244,3 +268,30 @@ class LeaderLogs:
             raise StreamLost from error
         finally:
             connection.close()
+
+    async def find(self, request: web.Request) -> FoundLog | None:
+        """See `FindLog`."""
+        try:
+            async with asyncio.timeout(FIND_SECONDS):
+                return await _found(await self._links.get(FIND_SECONDS), request)
+        except (NobodyLeads, NoLink, UpstreamError, OSError, msgspec.MsgspecError):
+            return None
+
+
+async def _found(link: Link, request: web.Request) -> FoundLog | None:
+    """Raises UpstreamError, OSError, MsgspecError."""
+    connection, over = link.connection, link.over
+    headers = [*as_its_client_sent_it(request), (ONLY_FIND, "1")]
+    try:
+        await connection.send(head_of("GET", request.raw_path, headers))
+        head = await while_it_leads(connection.answer("GET"), over)
+        # One of an earlier version refuses it, because it asks for no WebSocket.
+        if head.status != 200:
+            return None
+        body = b""
+        while data := await while_it_leads(connection.read(), over):
+            body += data
+        return msgspec.json.decode(body, type=FoundLog)
+    finally:
+        # It closes one whose answer was not read to its end.
+        link.give_back()

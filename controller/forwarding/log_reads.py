@@ -14,6 +14,7 @@ from aiohttp import web
 
 from common.http import json_response
 from common.refusals import ServiceError
+from controller.api.http.routes import decode_query
 from controller.api.jobs.log_windows import wanted_by
 from controller.api.jobs.logs import FollowQuery, LogsQuery, send_log, stream_log
 from controller.clock import Clock
@@ -23,7 +24,7 @@ from controller.forwarding.reader_rights import UNKNOWN_SECONDS, ReaderRights
 from controller.forwarding.reads import Reads
 from controller.lifecycle.model import Attempt
 from controller.replica.alone import NeedsLeader
-from controller.store.errors import StoreError
+from controller.store.errors import OtherSchema, StoreError, StoreHangs, StoreUnavailable
 from controller.store.reading import StoreReader
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES
 from fairlead.queries import SearchQuery, WindowQuery
@@ -32,8 +33,8 @@ Q = TypeVar("Q", LogsQuery, FollowQuery, SearchQuery, WindowQuery)
 T = TypeVar("T")
 
 READS_AT_ONCE = 2
-"""Of what is followed: one reads, and the next one is ready. More would only wait, for so long on a
-busy machine that they were the leader's, and other reads must find room at the database."""
+"""Of what is followed: one reads, and the next one is ready. More would only wait, and other reads
+must find room at the database."""
 ALLOWED_SECONDS = 5.0
 """A log that is sent for longer is sent on only after another look at the reader's rights."""
 
@@ -83,18 +84,43 @@ class LogReads(Reads):
             return await send_log(request, found.asked, pieces, found.attempt.id)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        # All readers of a follower that ends come at once. One who finds no room would follow the
-        # log at the leader, for hours.
-        async with self._at_once:
-            found = await self._found(request, FollowQuery, lambda query: query)
+        try:
+            found = await self._found_in_turn(request)
+        except OtherSchema:
+            # Nobody could look up his rights here later either.
+            raise
+        except StoreUnavailable:
+            # He would follow the log at the leader, for hours, because the database was slow once.
+            known = None if self._live is None else await self._live.find(request)
+            if known is None:
+                raise
+            query = decode_query(dict(request.query), FollowQuery)
+            return await self._stream_live(request, query, known.run_id, known.attempt_id)
         query, attempt, run_id = found.asked, found.attempt, found.run_id
         if attempt.status in FINAL_ATTEMPT_STATUSES:
             async with self._whole(found) as log:
                 pieces = self._while_allowed(request, run_id, log.read(query.offset))
                 return await stream_log(request, query, pieces)
+        return await self._stream_live(request, query, run_id, attempt.id)
+
+    async def _found_in_turn(self, request: web.Request) -> _Found[FollowQuery]:
+        # All readers of a follower that ends come at once.
+        try:
+            async with asyncio.timeout(self._store.answer_seconds):
+                await self._at_once.acquire()
+        except TimeoutError:
+            raise StoreHangs("other readers wait for the database for too long") from None
+        try:
+            return await self._found(request, FollowQuery, lambda query: query)
+        finally:
+            self._at_once.release()
+
+    async def _stream_live(
+        self, request: web.Request, query: FollowQuery, run_id: str, attempt_id: str
+    ) -> web.StreamResponse:
         if self._live is None:
             raise NeedsLeader
-        async with self._live.held(run_id, attempt.id, query.offset, request) as frames:
+        async with self._live.held(run_id, attempt_id, query.offset, request) as frames:
             # It may be quiet for hours, so its pieces can't be the time to look.
             with self.while_allowed(request, run_id):
                 return await stream_log(request, query, frames)

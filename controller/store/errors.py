@@ -17,6 +17,10 @@ class StoreHangs(StoreUnavailable):
     """The database accepts what it is asked, and does not answer."""
 
 
+class OtherSchema(StoreUnavailable):
+    """The database has the schema of another version, for as long as this one works."""
+
+
 class StoreRefused(StoreError):
     """Nothing was changed, and the same commit would never work.
 

@@ -18,7 +18,7 @@ from controller.lifecycle.model import Attempt, RunState
 from controller.store import queries, schema
 from controller.store.accounts import ServiceKey, StoredToken, User
 from controller.store.base import USE_SECONDS, Sight, StoredEvent
-from controller.store.errors import StoreHangs, StoreUnavailable, StoreUnusable
+from controller.store.errors import OtherSchema, StoreHangs, StoreUnavailable, StoreUnusable
 from controller.store.peers import sight_of
 from controller.store.sessions import Session
 from controller.store.sql_errors import as_store_error
@@ -161,7 +161,7 @@ class Moment:
         self._connection = connection = engine.connect()
         found = connection.execute(_VERSION).scalar_one_or_none()
         if found != schema.SCHEMA_VERSION:
-            raise StoreUnavailable("the database has the schema of another version")
+            raise OtherSchema("the database has the schema of another version")
 
     def end(self) -> None:
         connection, self._connection = self._connection, None

@@ -119,6 +119,11 @@ class Tries:
 
     def failed(self, address: Address, error: FairleadError) -> None:
         """Return when the next address is worth a try. Raises the error otherwise."""
+        if isinstance(error, ConnectionLost) and not (
+            self._repeatable or error.unsent or error.refused
+        ):
+            self._addresses.leave(address)
+            raise _nobody_knows(address, error)
         if not (self._addresses.are_several or self._passes(error)):
             raise error
         if isinstance(error, ConnectionLost):
@@ -152,6 +157,14 @@ class Tries:
             refused=all(error.refused for error in lost),
             unsent=all(error.unsent for error in lost),
         )
+
+
+def _nobody_knows(address: Address, lost: ConnectionLost) -> ConnectionLost:
+    return ConnectionLost(
+        f"the controller at {address.url} took the request and gave no answer ({lost.why}): look "
+        "whether it was done before you repeat it",
+        why=lost.why,
+    )
 
 
 def _why(error: FairleadError) -> str:

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 from aiohttp import WSCloseCode, web
 
+from common.http import json_response
 from controller.api.http.routes import FRAMES, NDJSON, TEXT, Call, Route
 from controller.api.http.streams import (
     CLOSE_SECONDS,
@@ -25,6 +26,7 @@ from controller.clock import iso_of_job
 from controller.outputs.bucket import BucketError
 from controller.service.jobs.logs import follow_log
 from controller.store.errors import StoreError
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES
 from fairlead.queries import Offset, Query
 from fairlead.wire.frames import ATTEMPT_HEADER, Decoder, Frame, Stream, tail_from
 from fairlead.wire.runner import LogsHeader
@@ -52,6 +54,17 @@ class LogsQuery(Query, frozen=True):
     offset: Offset = 0
     format: Literal["frames", "text", "ndjson"] | None = None
 
+
+class FoundLog(msgspec.Struct, frozen=True):
+    """The log that a request for a stream is about, for a follower that gives it itself."""
+
+    run_id: str
+    attempt_id: str
+
+
+IS_ONLY_FOUND = web.RequestKey("is_only_found", bool)
+"""Whether a follower asks which live log a request is about. A final log is no such one: who reads
+it is soon at its end."""
 
 # A type with the weight 0 is one that the client does not take (RFC 9110, 12.4.2).
 _NEVER = re.compile(r"q\s*=\s*0(\.0*)?", re.ASCII)
@@ -139,6 +152,10 @@ async def follow_logs(call: Call) -> web.StreamResponse:
     query: FollowQuery = call.query
     state = await call.service.runs.get(call.path("run"))
     attempt = await call.service.runs.attempt(state, query.job, query.attempt)
+    if call.request.get(IS_ONLY_FOUND, False):
+        if attempt is None or attempt.status in FINAL_ATTEMPT_STATUSES:
+            return web.Response(status=204)
+        return json_response(FoundLog(run_id=state.run.id, attempt_id=attempt.id))
     await call.service.kept_logs.require(state, attempt)
     pieces = None
     if attempt is not None:

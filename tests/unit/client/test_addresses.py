@@ -111,7 +111,7 @@ def test_a_request_that_was_sent_is_not_sent_to_another_unless_it_is_repeatable(
     first.status = CUT
     client = of(first.url, second.url)
 
-    with pytest.raises(ConnectionLost, match="the connection was cut") as lost:
+    with pytest.raises(ConnectionLost, match=r"the connection was cut\): look whether") as lost:
         client.post("/v1/runs/r/stop", {})
     assert (lost.value.unsent, second.requests) == (False, [])
     assert client.get("/v1/x") == second.body, "the next request begins with the other one"
@@ -120,9 +120,15 @@ def test_a_request_that_was_sent_is_not_sent_to_another_unless_it_is_repeatable(
     assert client.get("/v1/x") == second.body
     client = of(first.url, second.url)
     assert client.submit({"client_key": "k"}) == (second.body, 200)
+    for action in ("stop", "complete", "suspend", "resume", "scale"):
+        client = of(first.url, second.url)
+        assert client.post(f"/v1/runs/0123456789abcdef/{action}", {}) == second.body
     client = of(first.url, second.url)
     with pytest.raises(ConnectionLost):
         client.submit({"configuration": {}})
+    client = of(first.url)
+    with pytest.raises(ConnectionLost, match=r"gave no answer \(the connection was cut\)"):
+        client.post("/v1/x", {})
 
 
 @contextlib.contextmanager

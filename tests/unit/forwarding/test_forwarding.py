@@ -27,6 +27,7 @@ from controller.forwarding.follower_links import (
     HELD,
     LINK_PATH,
     NOT_DONE,
+    ONLY_FIND,
     PROTOCOL,
     FollowerLinks,
 )
@@ -213,6 +214,13 @@ async def test_no_client_can_name_another_address(bed: Bed) -> None:
     async with bed.session.get(there, headers=forged) as answer:
         seen = await answer.json()
     assert (seen["remote"], seen["scheme"]) == ("127.0.0.1", "http")
+
+
+async def test_no_client_asks_the_leader_in_a_followers_place(bed: Bed) -> None:
+    bed.lead_to(await bed.leader())
+    async with bed.session.get(bed.url + "/seen", headers={ONLY_FIND: "1"}) as answer:
+        seen = await answer.json()
+    assert ONLY_FIND.lower() not in [name for name, _ in seen["headers"]]
 
 
 async def test_a_link_without_the_key_of_the_installation_carries_nothing(
@@ -427,6 +435,10 @@ async def test_a_new_connection_while_nobody_leads_is_told_so(bed: Bed) -> None:
         ("/v1/runs:batch", b'{"runs": []}'),
         ("/v1/runs/together", b'{"runs": [{"client_key": ""}]}'),
         ("/v1/stop", b'{"runs": [{"client_key": "a"}]}'),
+        # By then it may be the name of another run, or the next attempt of the job.
+        ("/v1/runs/train/stop", b"{}"),
+        ("/v1/runs/0123456789abcdef/jobs/j/abort", b"{}"),
+        ("/v1/runs/0123456789abcdef/stop", BIG),
     ],
 )
 async def test_a_write_whose_leader_died_is_never_sent_to_the_next_one(
@@ -451,9 +463,11 @@ async def test_a_write_whose_leader_died_is_never_sent_to_the_next_one(
         ("/v1/runs", {"client_key": "k", "more": 1}),
         ("/v1/runs:batch", {"runs": [{"client_key": "a", "more": 1}, {"client_key": "b"}]}),
         ("/v1/runs/together", {"runs": [{"client_key": "a"}]}),
+        ("/v1/runs/0123456789abcdef/stop", {"abort": False}),
+        ("/v1/runs/0123456789abcdef/scale", {"group": "main", "nodes": 2}),
     ],
 )
-async def test_a_write_with_a_client_key_and_a_read_go_to_the_next_leader(
+async def test_a_write_that_may_be_done_twice_and_a_read_go_to_the_next_leader(
     bed: Bed, path: str, body: dict[str, object], *, is_paused: bool
 ) -> None:
     first, second = await bed.leader(), await bed.leader("two")

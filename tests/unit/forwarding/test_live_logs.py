@@ -215,6 +215,29 @@ async def test_a_leader_that_gives_no_stream_is_asked_by_each_reader(
     assert logs._copies == {}
 
 
+async def test_readers_wait_for_a_stream_while_a_leader_is_replaced(
+    leader: ALeader, logs: LiveLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_logs, "BEGIN_SECONDS", 3600.0)
+    leader.is_away = True
+    reading = asyncio.create_task(AReader().read(logs))
+    await eventually(lambda: len(leader.opened) >= 2)
+    leader.is_away = False
+    await leader.write(b"line\n")
+    leader.store.finish(ATTEMPT)
+    assert await reading == b"line\n"
+
+
+async def test_a_reader_who_has_nothing_yet_is_left_to_a_leader_that_gives_no_stream_for_long(
+    leader: ALeader, logs: LiveLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_logs, "BEGIN_SECONDS", 0.0)
+    leader.is_away = True
+    with pytest.raises(NeedsLeader):
+        await AReader().read(logs)
+    assert leader.opened == [0]
+
+
 async def test_a_full_disk_and_too_many_logs_are_left_to_the_leader(
     leader: ALeader, logs: LiveLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from controller.forwarding.leader_links import LeaderLinks
 from controller.relay import leader_at
 from controller.replica.answers import Answers
 from controller.service import ControllerService
+from controller.service.jobs.logs import follow_log
 from controller.store.reading import StoreReader
 from controller.store.sqlite import SqliteDatabase
 from controller.web.app import Dashboard, session_key
@@ -46,6 +47,8 @@ class Leading:
         self.lease = Lease(5.0, lambda: self.now)
         self.lease.renewed(0.0)
         self.feeds = 0
+        self.logs = 0
+        """Streams that followers have begun."""
         self.starts = 0
         self.url = ""
         self.runner: web.AppRunner | None = None
@@ -60,7 +63,7 @@ class Leading:
             finally:
                 self.feeds -= 1
 
-        taken = FollowerLinks(self.tls.leader, None, feed if feeds else None, self.lease)
+        taken = FollowerLinks(self.tls.leader, self._log, feed if feeds else None, self.lease)
         runner = make_runner(
             self.service,
             shutdown_timeout=0.1,
@@ -73,6 +76,10 @@ class Leading:
         self.runner, self.starts = runner, self.starts + 1
         self.url = "http://{}:{}".format(*runner.addresses[0][:2])
         self.links.lead_to(leader_at(self.url, str(self.starts)))
+
+    async def _log(self, run: str, attempt: str, offset: int) -> AsyncIterator[bytes]:
+        self.logs += 1
+        return follow_log(self.service.runs, self.service.logs, run, attempt, offset)
 
     async def stop(self) -> None:
         runner, self.runner = self.runner, None

@@ -36,7 +36,6 @@ from fairlead.documents.nodes import GpuView
 from fairlead.documents.services import ServiceGroupView
 from fairlead.model.statuses import AllocationState
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
-from tests.unit.cli.conftest import PlayedNode
 from tests.unit.lifecycle.test_inactivity import NOTES, DeskPlay
 from tests.unit.machines.parts import NOW, machine, rentals_of
 from tests.unit.web.conftest import Browser, submit
@@ -423,21 +422,6 @@ async def test_users_and_tokens_are_for_admins(admin: Browser, ada: Browser) -> 
     assert "Take production" in await admin.fragment("/dashboard/users", "people")
     assert (await admin.act("/dashboard/users/ada/remove")).status == 204
     assert ">ada" not in await admin.fragment("/dashboard/users", "people")
-
-
-async def test_a_log_is_downloaded_as_a_file_and_never_as_a_page(
-    admin: Browser, ada: Browser, controller: Controller
-) -> None:
-    run = await submit(admin)
-    played = PlayedNode(controller)
-    await played.runs("train")
-    await played.prints("train", b"<script>alert(1)</script>\n")
-    path = f"/dashboard/runs/{run['id']}/log.txt"
-    answer = await admin.open(path)
-    assert await answer.read() == b"<script>alert(1)</script>\n"
-    assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
-    assert answer.headers["Content-Disposition"].startswith('attachment; filename="train-')
-    assert (await ada.open(path)).status == 404
 
 
 async def test_rented_machines_are_shown_with_status_price_and_idle_time(
