@@ -64,6 +64,9 @@ class ChosenNetworks:
     def join(self, asked: dict[str, Any], spec: ContainerSpec) -> None:
         self._of(spec.run_id).join(asked, spec)
 
+    async def expected(self, spec: ContainerSpec) -> None:
+        await self._of(spec.run_id).expected(spec)
+
     async def made(self, spec: ContainerSpec, container_id: str) -> None:
         await self._of(spec.run_id).made(spec, container_id)
 

@@ -238,6 +238,13 @@ class DockerEngine:
         await self._opened.remove(run_id)
 
     async def create(self, spec: ContainerSpec) -> str:
+        if spec.network_mode is not NetworkMode.BRIDGE:
+            return await self._create(spec)
+        creating = asyncio.ensure_future(self._create(spec))
+        await together(creating, self._opened.expected(spec))
+        return creating.result()
+
+    async def _create(self, spec: ContainerSpec) -> str:
         name = containers.name_of(spec.task_id)
         if self._dialect.makes_missing_sources:
             await self._in_thread(lambda: containers.check_sources(spec, self._settings.runtime))

@@ -73,6 +73,10 @@ class Networks(Protocol):
     def join(self, asked: dict[str, Any], spec: ContainerSpec) -> None:
         """Put the container's network into the engine's request. Blocking. Raises NodeFault."""
 
+    async def expected(self, spec: ContainerSpec) -> None:
+        """Prepare for a container while the engine creates it; may be repeated. Raises
+        NodeFault."""
+
     async def made(self, spec: ContainerSpec, container_id: str) -> None:
         """Prepare a container that is not started yet."""
 
@@ -235,6 +239,9 @@ class RunNetworks:
 
     def routes_to(self, run_id: str) -> bool:
         return False
+
+    async def expected(self, spec: ContainerSpec) -> None:
+        """Do nothing: a run's network is there before its containers."""
 
     async def made(self, spec: ContainerSpec, container_id: str) -> None:
         """Do nothing: Docker makes the files of a container's network."""

@@ -202,6 +202,13 @@ class WiredNetworks:
                 Mount(target, str(source), type="bind")
             )
 
+    async def expected(self, spec: ContainerSpec) -> None:
+        """Let the container's wire pass, before it is made. Raises NodeFault."""
+        try:
+            await self._call(lambda: self._wires.expect(spec.task_id, spec.run_id))
+        except WireError as error:
+            raise NodeFault(f"the container's network cannot be made: {error}") from None
+
     async def made(self, spec: ContainerSpec, container_id: str) -> None:
         """Write the container's name, before it starts."""
         assert spec.address is not None, "the step of its network comes first"

@@ -210,6 +210,33 @@ def test_a_wire_that_is_cut_keeps_its_address_until_its_container_is_gone() -> N
     assert wires.detach("t1") is None
 
 
+def test_the_rules_of_an_expected_wire_are_written_once_and_removed_without_a_wire() -> None:
+    namespace = ToldNamespace(dev="")
+    wires = Wires("install-1", namespace)
+    wires.open((), IPv4Network("10.80.0.0/30"))
+    namespace.started.clear()
+    wires.expect("t1", "run")
+    wires.expect("t1", "run")
+    assert namespace.started == [("nft", "-f", "-")]
+    assert wires.detach("t1") is None
+    assert namespace.started == [("nft", "-f", "-")] * 2
+    assert wires.detach("t1") is None
+    assert namespace.started == [("nft", "-f", "-")] * 2
+
+
+def test_rules_that_could_not_be_written_are_not_counted_on() -> None:
+    namespace = ToldNamespace(dev="")
+    wires = Wires("install-1", namespace)
+    wires.open((), IPv4Network("10.80.0.0/30"))
+    namespace.refuses = "nft"
+    with pytest.raises(WireError, match="refused"):
+        wires.expect("t1", "run")
+    namespace.refuses = ""
+    namespace.started.clear()
+    wires.expect("t1", "run")
+    assert namespace.started == [("nft", "-f", "-")]
+
+
 def test_a_wire_that_cannot_be_removed_is_not_forgotten() -> None:
     stuck = f"{NAMES.wire('t1')}: 0 0\n"
     namespace = ToldNamespace(dev=f"Inter-|\n face |\n{stuck}")
