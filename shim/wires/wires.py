@@ -168,7 +168,7 @@ class Wires:
         """Write the rules of a wire before its container has a process; may be repeated.
 
         The kernel ends a transaction of nft only after a grace period of RCU: 10 to 30 ms, in which
-        the engine creates the container. Raises WireError.
+        the engine starts the container. Raises WireError.
         """
         name = self._names.wire(task_id)
         with self._lock:

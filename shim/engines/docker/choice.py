@@ -64,11 +64,12 @@ class ChosenNetworks:
     def join(self, asked: dict[str, Any], spec: ContainerSpec) -> None:
         self._of(spec.run_id).join(asked, spec)
 
-    async def expected(self, spec: ContainerSpec) -> None:
-        await self._of(spec.run_id).expected(spec)
-
     async def made(self, spec: ContainerSpec, container_id: str) -> None:
         await self._of(spec.run_id).made(spec, container_id)
+
+    async def starting(self, container_id: str) -> None:
+        for networks in self._both():
+            await networks.starting(container_id)
 
     async def started(self, container_id: str) -> bool:
         seen = [await networks.started(container_id) for networks in self._both()]

@@ -238,13 +238,6 @@ class DockerEngine:
         await self._opened.remove(run_id)
 
     async def create(self, spec: ContainerSpec) -> str:
-        if spec.network_mode is not NetworkMode.BRIDGE:
-            return await self._create(spec)
-        creating = asyncio.ensure_future(self._create(spec))
-        await together(creating, self._opened.expected(spec))
-        return creating.result()
-
-    async def _create(self, spec: ContainerSpec) -> str:
         name = containers.name_of(spec.task_id)
         if self._dialect.makes_missing_sources:
             await self._in_thread(lambda: containers.check_sources(spec, self._settings.runtime))
@@ -284,7 +277,10 @@ class DockerEngine:
         """
         if container_id in self._never_started or await self._is_as_created(container_id):
             self._never_started.discard(container_id)
-            await self._start_created(container_id)
+            works = [self._start_created(container_id)]
+            if self._networks is not None:
+                works.append(self._networks.starting(container_id))
+            await together(*works)
         hints = self._hints
         runs = self._networks is not None and await self._networks.started(container_id)
         # An end that was told meanwhile may be this one's: then `wait` asks the engine itself.

@@ -73,12 +73,12 @@ class Networks(Protocol):
     def join(self, asked: dict[str, Any], spec: ContainerSpec) -> None:
         """Put the container's network into the engine's request. Blocking. Raises NodeFault."""
 
-    async def expected(self, spec: ContainerSpec) -> None:
-        """Prepare for a container while the engine creates it; may be repeated. Raises
-        NodeFault."""
-
     async def made(self, spec: ContainerSpec, container_id: str) -> None:
         """Prepare a container that is not started yet."""
+
+    async def starting(self, container_id: str) -> None:
+        """Prepare for a container that was made here, while the engine starts it. Raises
+        NodeFault."""
 
     async def started(self, container_id: str) -> bool:
         """Complete the network of a container that runs; may be repeated. Return whether the engine
@@ -240,11 +240,11 @@ class RunNetworks:
     def routes_to(self, run_id: str) -> bool:
         return False
 
-    async def expected(self, spec: ContainerSpec) -> None:
-        """Do nothing: a run's network is there before its containers."""
-
     async def made(self, spec: ContainerSpec, container_id: str) -> None:
         """Do nothing: Docker makes the files of a container's network."""
+
+    async def starting(self, container_id: str) -> None:
+        """Do nothing: a run's network is there before its containers."""
 
     async def started(self, container_id: str) -> bool:
         """Do nothing: Docker connects a container before its process runs."""
