@@ -28,10 +28,11 @@ from fairlead.documents.services import DeployView, NewServiceKeyView, ServiceKe
 from fairlead.errors import UsageError
 from fairlead.files import outputs
 from fairlead.files.ssh_keys import public_keys
-from fairlead.follow import Outages, follow_events
+from fairlead.follow import follow_events
 from fairlead.model.answers import OfferedPlace
 from fairlead.model.costs import CostPeriod
 from fairlead.model.sweep import Value
+from fairlead.patience import Outages
 from fairlead.queries import CostsQuery, EventQuery, RunQuery
 from fairlead.rest import (
     ControllerClient,

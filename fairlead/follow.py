@@ -1,116 +1,27 @@
 """Follow a run or a log until its end, over connections that break.
 
-A lost connection is reported once, then tried again with growing, jittered waits, until the
-controller has been away for a quarter of an hour. A refusal ends it at once. A bucket of logs that
-is away ends nothing while the run lives.
+A lost connection is waited for with `patience`. A refusal ends it at once. A bucket of logs that is
+away ends nothing while the run lives.
 """
 
 from __future__ import annotations
 
-import random
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from http import HTTPStatus
-from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from fairlead.errors import ApiError, ConnectionLost, FairleadError
+from fairlead.errors import ApiError, ConnectionLost
 from fairlead.model.statuses import FINAL_RUN_STATUSES
+from fairlead.patience import Outages, Patience
 from fairlead.rest import ControllerClient
 
 if TYPE_CHECKING:
     from fairlead.documents.runs import EventView, WatchLine
     from fairlead.wire.frames import Frame
 
-FIRST_WAIT_SECONDS = 0.2
-MAX_WAIT_SECONDS = 10.0
 LOGS_UNREACHABLE = "logs_unreachable"
 """The code of a controller that is there, and whose bucket of logs is not."""
-GIVE_UP_SECONDS = 15 * 60.0
-Tell = Callable[[str], None]
 T = TypeVar("T")
-
-
-class Outages:
-    """Reports once that the controller is away and once that it is back, however many threads wait
-    for it."""
-
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
-        self._away = False
-        self._lock = threading.Lock()
-
-    def lost(self, error: Exception) -> None:
-        with self._lock:
-            if not self._away:
-                self._away = True
-                self._tell(f"{error}; trying again")
-
-    def found(self) -> None:
-        with self._lock:
-            if self._away:
-                self._away = False
-                self._tell("the controller is back")
-
-
-class Patience:
-    """Growing, jittered waits between tries; short again once the controller answered.
-
-    As a context manager it waits when the controller is lost within the block, so that a loop
-    around it tries again. If the controller was away for too long, it raises ConnectionLost.
-    """
-
-    def __init__(
-        self,
-        outages: Outages,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._outages = outages
-        self._sleep = sleep
-        self._clock = clock
-        self._wait = FIRST_WAIT_SECONDS
-        self._away_since: float | None = None
-
-    def lost(self, error: FairleadError) -> None:
-        now = self._clock()
-        if self._away_since is None:
-            self._away_since = now
-        if now - self._away_since >= GIVE_UP_SECONDS:
-            minutes = round(GIVE_UP_SECONDS / 60)
-            raise ConnectionLost(f"{error}; gave up after {minutes} minutes, but jobs go on")
-        self._outages.lost(error)
-        # Spread, so that all who lost a controller do not come back to it in the same moment.
-        self._sleep(self._wait * random.uniform(0.8, 1.2))
-        self._wait = min(MAX_WAIT_SECONDS, self._wait * 2)
-
-    def found(self) -> None:
-        self._outages.found()
-        self._wait = FIRST_WAIT_SECONDS
-        self._away_since = None
-
-    def answered(self) -> None:
-        """Note that the controller is there, though not what it was asked for: waits stay long."""
-        self._away_since = None
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        is_away = isinstance(error, ConnectionLost)
-        if isinstance(error, ApiError) and error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            is_away = True
-        if isinstance(error, FairleadError) and is_away:
-            self.lost(error)
-            return True
-        return False
 
 
 def follow_run(client: ControllerClient, run_id: str, outages: Outages) -> Iterator[WatchLine]:

@@ -31,7 +31,7 @@ from fairlead.connections.requests import CONNECT_SECONDS, why_lost
 from fairlead.documents.nodes import NodeView
 from fairlead.documents.runs import RunView
 from fairlead.errors import ApiError, ConnectionLost, FairleadError, PortTaken
-from fairlead.follow import FIRST_WAIT_SECONDS, Outages
+from fairlead.patience import FIRST_WAIT_SECONDS, Outages
 from fairlead.rest import (
     ControllerClient,
     decode,

@@ -125,12 +125,11 @@ class ControllerClient(Requests):
             if response.status != 206:  # a server may ignore Range (RFC 9110, 14.2)
                 content.truncate(0)
                 have = 0
-            left = int(response.headers.get("Content-Length") or 0)
+            left = int(response.header("Content-Length") or 0)
             while piece := self._read(response, READ_BYTES):
                 content.write(piece)
                 have, left = have + len(piece), left - len(piece)
                 heard(have)
-            # http.client raises no IncompleteRead for reads of a given size.
             if left > 0:
                 raise self.lost(ConnectionResetError())
 
@@ -183,7 +182,7 @@ class ControllerClient(Requests):
             try:
                 with self._opened("GET", path, query=asked) as (_, response):
                     # The job may begin another attempt before this connection breaks.
-                    attempt = response.headers.get(ATTEMPT_HEADER) or attempt
+                    attempt = response.header(ATTEMPT_HEADER) or attempt
                     for frame in _frames(iter(lambda: self._read(response, READ_BYTES), b"")):
                         fresh = frame if at is None else tail_from(frame, at)
                         if fresh is not None:

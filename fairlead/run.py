@@ -23,9 +23,10 @@ from fairlead.documents.services import ServiceView
 from fairlead.documents.sweeps import SetView
 from fairlead.errors import ClientClosed, RunFailed, UsageError
 from fairlead.files import outputs
-from fairlead.follow import Outages, follow_log, follow_run, unread
+from fairlead.follow import follow_log, follow_run, unread
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead.model.sweep import SetStatus, Value
+from fairlead.patience import Outages
 from fairlead.rest import (
     ControllerClient,
     decode,

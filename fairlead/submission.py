@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeGuard, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.errors import ConfigurationError
 from fairlead.configuration.text.dstack import marked
 from fairlead.configuration.text.environment import with_environment
 from fairlead.configuration.text.source import Document, SourceError, load
@@ -26,7 +26,7 @@ from fairlead.errors import (
     InvalidConfiguration,
     UsageError,
 )
-from fairlead.follow import Outages, Patience, Tell, follow_run
+from fairlead.patience import Outages, Patience, Tell
 from fairlead.rest import ControllerClient, decode
 
 if TYPE_CHECKING:
@@ -311,6 +311,7 @@ def submit_together(
 
 def _await_end(rest: ControllerClient, data: bytes, tell: Tell) -> None:
     from fairlead.documents.runs import RunView
+    from fairlead.follow import follow_run
 
     before = decode(data, RunView)
     tell(f"{before.name} ({before.id}) is being stopped; waiting for its end")

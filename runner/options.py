@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from runner.logs.segments import QUOTA, SEGMENT_SIZE
+from runner.logs.limits import QUOTA, SEGMENT_SIZE
 from runner.sockets import Peers
 
 USAGE_ERROR = 2

@@ -22,8 +22,9 @@ from fairlead.configuration.text.dstack import ports_of
 from fairlead.documents.jobs import JobView
 from fairlead.documents.runs import RunView, WatchLine
 from fairlead.errors import ApiError
-from fairlead.follow import Outages, follow_log, follow_run, until_log_answered
+from fairlead.follow import follow_log, follow_run, until_log_answered
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AttemptStatus
+from fairlead.patience import Outages
 from fairlead.rest import ControllerClient
 from fairlead.summaries.dev_environments import how_to_open, opens
 from fairlead.summaries.progress import comebacks, find_job, grants, job_name, never_ran, step_of

@@ -181,7 +181,8 @@ def table_width() -> int | None:
 def repeat(lines_of: Callable[[int | None], list[str]]) -> NoReturn:
     """Show these lines again and again, until interrupted: in place on a terminal, else whenever
     they have changed. A controller that is away is waited for."""
-    from fairlead.follow import Outages, until_answered
+    from fairlead.follow import until_answered
+    from fairlead.patience import Outages
 
     outages, shown = Outages(note), list[str]()
     while True:
@@ -197,7 +198,8 @@ def repeat(lines_of: Callable[[int | None], list[str]]) -> NoReturn:
 
 def repeat_json(ask: Callable[[], bytes]) -> NoReturn:
     """Print the answer as a line of JSON, now and whenever it has changed, until interrupted."""
-    from fairlead.follow import Outages, until_answered
+    from fairlead.follow import until_answered
+    from fairlead.patience import Outages
 
     outages, shown = Outages(note), b""
     while True:

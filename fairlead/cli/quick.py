@@ -5,8 +5,8 @@ module does not know, it leaves to the library: help, other commands, shortened 
 A test compares the two, so an option has one meaning.
 """
 
-from __future__ import annotations
-
+# Without `from __future__ import annotations`: a NamedTuple compiles annotations that are text,
+# and the first compile() of a process makes all types of syntax trees, which takes 1 ms.
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -155,7 +155,7 @@ def _take(option: Option, words: list[str], given: dict[str, object]) -> bool:
 def function_at(target: str) -> Callable[..., object]:
     """Import the function of a command."""
     module, _, name = target.partition(":")
-    with _without("typing_extensions", "ssl"):
+    with _without("typing_extensions"):
         home = importlib.import_module(f"fairlead.cli.commands.{module}")
     found: Callable[..., object] = getattr(home, name)
     return found
@@ -166,9 +166,8 @@ def _without(*names: str) -> Iterator[None]:
     """Let imports of these modules fail, where they are not loaded yet. None in sys.modules does
     that (The import system, 5.3.1).
 
-    msgspec takes the same names from `typing` where typing_extensions is missing, and http.client
-    has all but HTTPSConnection where ssl is; what needs ssl imports it again. They are 8 and 7 of
-    the 85 ms of CPU time of `fairlead ps` (`./dev bench command`).
+    msgspec takes the same names from `typing` where typing_extensions is missing: 8 of the 85 ms of
+    CPU time of `fairlead ps` (`./dev bench command`).
     """
     absent = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]

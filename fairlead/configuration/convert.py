@@ -13,31 +13,10 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+from fairlead.configuration.errors import ConfigurationError as ConfigurationError
 from fairlead.configuration.field import FILLED_IN, fields_of
 from fairlead.configuration.hints import not_a_field
 from fairlead.wire.decoders import decoder_of
-
-
-class ConfigurationError(Exception):
-    """A field is wrong.
-
-    `field` is a path like `resources.memory` or `commands[2]` ("" for the whole); `allowed` says
-    what is allowed. No message repeats a value that may be secret.
-    """
-
-    def __init__(self, field: str, message: str, allowed: str | None = None) -> None:
-        super().__init__(field, message, allowed)
-        self.field = field
-        self.message = message
-        self.allowed = allowed
-
-    def sentence(self) -> str:
-        """Return the message without the field, for the `message` of an error answer."""
-        return f"{self.message} (allowed: {self.allowed})" if self.allowed else self.message
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.sentence()}" if self.field else self.sentence()
-
 
 T = TypeVar("T")
 _FINDING = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>(?:key in )?\$[^`]*)`)?", re.DOTALL)

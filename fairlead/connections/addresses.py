@@ -4,8 +4,7 @@ A client begins with the address that answered last. It goes on to the next one 
 request was sent, or when the request may be sent twice; so nothing is done twice that may not be.
 """
 
-from __future__ import annotations
-
+# Without `from __future__ import annotations`, for the reason that `cli.quick` gives.
 import sys
 import threading
 import time
@@ -77,7 +76,7 @@ class Addresses:
             if self.current == address:
                 self._current = (self._current + 1) % len(self.all)
 
-    def tries(self, *, repeatable: bool, waits: bool = True) -> Tries:
+    def tries(self, *, repeatable: bool, waits: bool = True) -> "Tries":
         """Return one try of each address, for one request; more if a controller says that it did
         nothing, or could not ask its database about what is `repeatable`, and `waits`: pauses
         block."""

@@ -1,4 +1,4 @@
-"""The requests of a client, over the standard library's HTTP: which address gets a request, what a
+"""The requests of a client: which address gets a request, what a
 lost connection is called, and how `close` ends the streams. What a request is for: `fairlead.rest`.
 
 A command is over before a larger client would be imported. For the same reason, modules that only
@@ -7,7 +7,6 @@ the answer needs are imported while the controller works.
 
 from __future__ import annotations
 
-import http.client
 import os
 import socket
 import sys
@@ -15,12 +14,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import msgspec
 
 from fairlead.connections.addresses import Address, Addresses, Tell
+from fairlead.connections.http1 import Answer, BadAnswer, BadRequest, Connection
 from fairlead.connections.keepalives import GONE_SECONDS, notice_the_gone
 from fairlead.errors import ClientClosed, ConnectionLost, FairleadError, api_error
 from fairlead.wire.errors import read_error
@@ -41,7 +41,7 @@ SILENCE_SECONDS = 35.0
 UNHEARD_SECONDS = 60
 """A connection to the only address breaks when the machine confirms nothing for so long."""
 _CLOSED = "the client was closed: make another one"
-_LOST = (OSError, http.client.HTTPException)
+_LOST = (OSError, BadAnswer, BadRequest)
 
 
 class Requests:
@@ -114,7 +114,7 @@ class Requests:
         patience: float = ANSWER_SECONDS,
         passes: tuple[int, ...] = (),
         repeatable: bool = False,
-    ) -> Iterator[tuple[http.client.HTTPConnection, http.client.HTTPResponse]]:
+    ) -> Iterator[tuple[Connection, Answer]]:
         """Give the answer whose body is still to be read, from the first address that answers."""
         tries = self._addresses.tries(repeatable=repeatable or method == "GET")
         for address in tries:
@@ -151,12 +151,8 @@ class Requests:
 
     def _lines(self, path: str, **query: object) -> Iterator[bytes]:
         opened = self._opened("GET", path, query=query, patience=SILENCE_SECONDS)
-        with opened as (connection, response):
-            if connection.sock is None:  # the answer was whole
-                yield from response
-                return
-            with self._open_stream(connection.sock):
-                yield from self._lines_of(response)
+        with opened as (connection, response), self._open_stream(connection.sock):
+            yield from self._lines_of(response)
 
     @contextmanager
     def _websocket(
@@ -177,18 +173,16 @@ class Requests:
             return
         raise tries.lost()
 
-    def _lines_of(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
+    def _lines_of(self, response: Answer) -> Iterator[bytes]:
         while True:
             try:
                 line = response.readline()
-            # http.client raises IncompleteRead, a ValueError or an OSError, depending on where the
-            # stream breaks.
             except _LOST as error:
                 raise self.lost(error) from None
             if not line:
                 self._refuse_when_closed()
                 return
-            # The controller was killed within a line, which http.client takes for the end.
+            # The controller was killed within a line of an answer that the connection's end ends.
             if not line.endswith(b"\n"):
                 raise self.lost(ConnectionResetError())
             yield line
@@ -197,12 +191,10 @@ class Requests:
         from fairlead.connections import websocket
         from fairlead.wire.websocket import Violation
 
-        connection = self._connected(address, CONNECT_SECONDS)
-        plain, key = connection.sock, websocket.new_key()
-        connection.sock = websocket.ForHandshake(plain)
+        connection = self._connected(address, CONNECT_SECONDS, is_exact=True)
+        key = websocket.new_key()
         with ExitStack() as unless_accepted:
-            unless_accepted.callback(plain.close)
-            unless_accepted.callback(connection.close)  # and its answer, which keeps it open
+            unless_accepted.callback(connection.close)
             response = self._send(
                 connection, address, "GET", path, query, None, websocket.handshake(key)
             )
@@ -210,13 +202,13 @@ class Requests:
                 raise self.refusal(response.status, self._read(response), address)
             names = ("Upgrade", "Connection", "Sec-WebSocket-Accept")
             try:
-                websocket.require_accepted(key, *map(response.getheader, names))
+                websocket.require_accepted(key, *map(response.header, names))
             except Violation as error:
                 raise self.lost(error, address) from None
             response.close()
             # The WebSocket has the socket now; the end of this block must not close it.
             unless_accepted.pop_all()
-        return websocket.WebSocket(plain)
+        return websocket.WebSocket(connection.sock)
 
     def _put_there(self, address: Address, path: str, pieces: Iterable[bytes], size: int) -> None:
         with closing(self._connected(address, UPLOAD_SECONDS)) as connection:
@@ -228,32 +220,30 @@ class Requests:
             except _LOST as error:
                 raise self.lost(error, address) from None
             try:
-                response = connection.getresponse()
+                response = connection.answer()
             except _LOST as error:
                 raise self.lost(error, address) from None
             body = self._read(response)
             if response.status >= 400:
                 raise self.refusal(response.status, body, address)
 
-    def _connected(self, address: Address, patience: float) -> http.client.HTTPConnection:
+    def _connected(
+        self, address: Address, patience: float, *, is_exact: bool = False
+    ) -> Connection:
         """Connect; nothing is sent yet. `patience`: seconds without any progress, later."""
         self._refuse_when_closed()
-        connection = _Connection(address, self.connect_seconds, patience)
         try:
-            connection.connect()
-            notice_the_gone(connection.sock, self._gone_seconds)
+            made = _connected(address, self.connect_seconds)
+            made.settimeout(patience)
+            notice_the_gone(made, self._gone_seconds)
         # Not even connected: the request can be repeated, also one that changes something.
         except _LOST as error:
-            connection.close()
             raise self.lost(error, address, unsent=True) from None
-        return connection
+        return Connection(made, _host(address), is_exact=is_exact)
 
     @contextmanager
-    def _first_word(
-        self, connection: http.client.HTTPConnection, may_go_on: bool
-    ) -> Iterator[None]:
+    def _first_word(self, connection: Connection, may_go_on: bool) -> Iterator[None]:
         """Wait less for the beginning of an answer, if another address may give it."""
-        # http.client lets go of it when it has the head of an answer that ends the connection.
         plain, patience = connection.sock, connection.sock.gettimeout()
         if may_go_on and (patience is None or patience > SILENT_SECONDS):
             plain.settimeout(SILENT_SECONDS)
@@ -262,7 +252,7 @@ class Requests:
 
     def _send(
         self,
-        connection: http.client.HTTPConnection,
+        connection: Connection,
         address: Address,
         method: str,
         path: str,
@@ -270,20 +260,20 @@ class Requests:
         body: object,
         headers: dict[str, str] | None = None,
         passes: tuple[int, ...] = (),
-    ) -> http.client.HTTPResponse:
+    ) -> Answer:
         """Send the request; return the answer before its body. `passes`: no errors here."""
         content = None if body is None else msgspec.json.encode(body)
         try:
             target = _target(address, path, query)
             connection.request(method, target, content, {**self._headers(), **(headers or {})})
-            response = connection.getresponse()
+            response = connection.answer()
         except _LOST as error:
             raise self.lost(error, address) from None
         if response.status >= 400 and response.status not in passes:
             raise self.refusal(response.status, self._read(response), address)
         return response
 
-    def _read(self, response: http.client.HTTPResponse, amount: int | None = None) -> bytes:
+    def _read(self, response: Answer, amount: int | None = None) -> bytes:
         try:
             return response.read() if amount is None else response.read1(amount)
         except _LOST as error:
@@ -357,26 +347,36 @@ class Requests:
         return api_error(status, detail.code, detail.message, detail.field)
 
 
-class _Connection(http.client.HTTPConnection):
-    """A connection that may take another time to open than to answer."""
+def _connected(address: Address, seconds: float) -> socket.socket:
+    """Raises OSError."""
+    # getaddrinfo loads the codec of IDNA for each `str`, which is 1.3 ms of a command's start. A
+    # name in ASCII is the same name in bytes; the stubs know only `str`.
+    name: Any = address.host.encode() if address.host.isascii() else address.host
+    made = socket.create_connection((name, address.port), seconds)
+    try:
+        # Else the kernel holds a request's content back until its head is confirmed (tcp(7)).
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return _secured(made, address, seconds) if address.is_secure else made
+    except BaseException:
+        made.close()
+        raise
 
-    def __init__(self, address: Address, connect_seconds: float, patience: float) -> None:
-        self.default_port = 443 if address.is_secure else 80
-        super().__init__(address.host, address.port, timeout=connect_seconds)
-        self._is_secure = address.is_secure
-        self._patience = patience
 
-    def connect(self) -> None:
-        super().connect()
-        if self._is_secure:
-            import ssl
+def _secured(plain: socket.socket, address: Address, seconds: float) -> socket.socket:
+    import ssl
 
-            # A controller that waits holds a connection until another one leads: that takes longer
-            # than a machine takes to accept one.
-            self.sock.settimeout(max(CONNECT_SECONDS, self.timeout or 0.0))
-            context = ssl.create_default_context()
-            self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
-        self.sock.settimeout(self._patience)
+    # A controller that waits holds a connection until another one leads: that takes longer than a
+    # machine takes to accept one.
+    plain.settimeout(max(CONNECT_SECONDS, seconds))
+    return ssl.create_default_context().wrap_socket(plain, server_hostname=address.host)
+
+
+def _host(address: Address) -> str:
+    """Return the header Host."""
+    name = address.host if address.host.isascii() else address.host.encode("idna").decode()
+    name = f"[{name}]" if ":" in name else name
+    usual = 443 if address.is_secure else 80
+    return name if address.port == usual else f"{name}:{address.port}"
 
 
 def why_lost(error: Exception) -> str:
@@ -395,7 +395,7 @@ def why_lost(error: Exception) -> str:
             return "its name cannot be looked up"
         case TimeoutError():
             return "it does not answer"
-        case ConnectionResetError() | BrokenPipeError() | http.client.IncompleteRead():
+        case ConnectionResetError() | BrokenPipeError():
             return "the connection was cut"
         case OSError(errno=int(number)):
             return os.strerror(number)

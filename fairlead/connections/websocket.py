@@ -7,13 +7,11 @@ What is read is checked; a message is given out in the pieces in which it comes,
 from __future__ import annotations
 
 import binascii
-import io
 import os
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 from fairlead.connections import READ_BYTES
 from fairlead.connections.closing import Closing
@@ -65,24 +63,6 @@ def require_accepted(
     is_upgrade = (upgrade or "").lower() == "websocket" and "upgrade" in options
     if not is_upgrade or accept != accept_of(key):
         raise Violation(CloseCode.PROTOCOL_ERROR, "an answer to another handshake")
-
-
-class ForHandshake:
-    """A socket for `http.client`, whose reader takes no byte behind the answer's head: what follows
-    are frames. It stays open, also where the head says that the connection ends."""
-
-    def __init__(self, of: socket.socket) -> None:
-        self._of = of
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        # A buffer of one byte is filled with what was asked for alone.
-        return io.BufferedReader(self._of.makefile("rb", buffering=0), 1)
-
-    def close(self) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._of, name)
 
 
 class FrameReader:

@@ -26,11 +26,10 @@ from pathlib import Path
 from common.files import log_segments
 from common.files.durable import write_all
 from fairlead.wire.frames import Decoder, Frame, Stream, encode, whole_frames
+from runner.logs.limits import QUOTA, SEGMENT_SIZE
 from runner.logs.pacing import MAX_PIECE, Pacing
 from runner.status import Bell
 
-SEGMENT_SIZE = 16 << 20
-QUOTA = 1 << 30
 MAX_FRAME_PAYLOAD = 64 << 10
 """Bytes of output in one frame. A reader takes whole frames, so a hundred readers that stand still
 cost at least this much each."""

@@ -47,6 +47,8 @@ class Wires:
         self._namespace = namespace
         self._attached: dict[str, Attachment] = {}
         """By the name of the wire."""
+        self._expected: dict[str, str] = {}
+        """The runs of wires that the table names already, and that are still to be made."""
         self._cut: dict[str, IPv4Address] = {}
         """The addresses of wires that are cut, whose containers may be there still."""
         self._subnet = IPv4Network("0.0.0.0/30")
@@ -87,6 +89,7 @@ class Wires:
         Raises WireError, which says why this node cannot have wires.
         """
         self._attached = {self._names.wire(one.task_id): one for one in attached}
+        self._expected = {}
         self._given = {*(one.address for one in self._attached.values()), *reserved}
         self._subnet = subnet
         # Which addresses rest is forgotten: from a random one on, a recent one is rarely met.
@@ -161,6 +164,19 @@ class Wires:
         with self._lock:
             self._given.difference_update(map(IPv4Address, addresses))
 
+    def expect(self, task_id: str, run_id: str) -> None:
+        """Write the rules of a wire before its container has a process; may be repeated.
+
+        The kernel ends a transaction of nft only after a grace period of RCU: 10 to 30 ms, in which
+        the engine starts the container. Raises WireError.
+        """
+        name = self._names.wire(task_id)
+        with self._lock:
+            if name in self._attached or name in self._expected:
+                return
+            self._nft(rules.add(self._names, run_id, name))
+            self._expected[name] = run_id
+
     def attach(self, one: Attachment, pid: int, still: Callable[[], bool]) -> None:
         """Make the container's wire, unless it has one. `pid`: of its first process.
 
@@ -207,7 +223,8 @@ class Wires:
         with self._lock:
             self._attached[name] = one
             # Before the container's end has an address: no packet goes out past the rules.
-            self._nft(rules.add(self._names, one.run_id, name))
+            if self._expected.pop(name, None) is None:
+                self._nft(rules.add(self._names, one.run_id, name))
         inside.run("ip", "-batch", "-", given=wiring.in_container(wire))
 
     def _ignore_advertisements(self, name: str) -> None:
@@ -226,16 +243,17 @@ class Wires:
         """
         name = self._names.wire(task_id)
         with self._lock:
-            one = self._attached.get(name)
-            if one is None:
+            if (one := self._attached.get(name)) is not None:
+                # Usually the kernel has removed it, with the container's namespace.
+                self._unlink(name)
+                del self._attached[name]
+                self._cut[name] = one.address
+            run_id = self._expected.pop(name, None) if one is None else one.run_id
+            if run_id is None:
                 return
-            # Usually the kernel has removed it, with the container's namespace.
-            self._unlink(name)
-            del self._attached[name]
-            self._cut[name] = one.address
-            last = all(other.run_id != one.run_id for other in self._attached.values())
+            last = run_id not in self._runs()
             try:
-                self._nft(rules.remove(self._names, one.run_id, name, last=last))
+                self._nft(rules.remove(self._names, run_id, name, last=last))
             except WireError as error:
                 # Another program flushed the table: `repair` writes it without this wire.
                 log.warning("the rules of %s are not removed: %s", name, error)
@@ -268,7 +286,7 @@ class Wires:
         """Remove the table when no container needs it, and the rules in Docker's chain when no wire
         of any shim is left. A shim that has none yet writes them again."""
         with self._lock:
-            if not self._attached:
+            if not self._attached and not self._expected:
                 self._namespace.answers("nft", "delete", "table", "inet", self._names.table)
                 if not any(name.startswith(rules.WIRES) for name in self._links()):
                     self._leave_docker_user()
@@ -283,6 +301,8 @@ class Wires:
         runs: dict[str, list[str]] = {}
         for name, one in self._attached.items():
             runs.setdefault(one.run_id, []).append(name)
+        for name, run_id in self._expected.items():
+            runs.setdefault(run_id, []).append(name)
         return runs
 
     def _keeps_apart(self) -> bool:

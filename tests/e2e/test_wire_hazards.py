@@ -260,7 +260,10 @@ def member() -> Iterator[Member]:
     made.end()
 
 
-def test_a_wire_is_whole_after_a_kill_at_each_of_its_steps(node: WireNode, member: Member) -> None:
+@pytest.mark.parametrize("is_expected", [True, False])
+def test_a_wire_is_whole_after_a_kill_at_each_of_its_steps(
+    node: WireNode, member: Member, is_expected: bool
+) -> None:
     """Once the shim is back, there is one wire, one address, and no rule of another."""
     command = ("nsenter", f"--net=/run/netns/{node.name}")
     cuts, done = 0, False
@@ -273,6 +276,8 @@ def test_a_wire_is_whole_after_a_kill_at_each_of_its_steps(node: WireNode, membe
         first._namespace = CutNamespace(command)
         CutNamespace.left = cuts
         try:
+            if is_expected:
+                first.expect("t", "run")
             first.attach(wanted, member.pid, lambda: True)
             done = True
         except Killed:
@@ -312,6 +317,18 @@ def test_a_kill_at_each_step_of_a_containers_end_leaves_no_wire(
         assert first._names.wire("t") not in node.inside("nft", "list", "ruleset")
         second.close()
     assert cuts == 3
+
+
+def test_a_container_that_was_expected_and_never_made_leaves_no_rule(node: WireNode) -> None:
+    with wire_lab(node) as lab:
+        before = node.inside("nft", "list", "ruleset")
+        lab.wires.expect("t", "run")
+        # Who flushes the firewall meanwhile takes nothing away for good.
+        lab.drop_table()
+        lab.wires.repair()
+        assert lab.names.wire("t") in node.inside("nft", "list", "ruleset")
+        assert lab.wires.detach("t") is None
+        assert node.inside("nft", "list", "ruleset") == before
 
 
 def test_the_last_shim_leaves_nothing_in_the_nodes_firewall(node: WireNode) -> None:

@@ -62,6 +62,10 @@ class KillLab:
                 wires.repair()
             if chosen.random() < 0.8:
                 one = _attachment(number, IPv4Address(wires.give()))
+                # Most are expected, as before their containers are made, and some are not, as those
+                # that a shim takes over.
+                if chosen.random() < 0.8:
+                    wires.expect(one.task_id, one.run_id)
                 self._write(f"label-{number}", str(one.address))
                 wires.attach(one, self._members[number].pid, lambda: True)
                 self._write(f"told-{number}", "")

@@ -16,8 +16,7 @@ from typing import Any, BinaryIO, NoReturn
 import msgspec
 import yaml
 
-from fairlead.configuration.convert import ConfigurationError
-from fairlead.configuration.text.yaml_errors import explained
+from fairlead.configuration.errors import ConfigurationError
 
 STANDARD_INPUT = Path("-")
 MAX_BYTES = 256 * 1024
@@ -87,6 +86,8 @@ def read(content: bytes, *, name: str) -> Document:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
+        from fairlead.configuration.text.yaml_errors import explained  # few files are wrong
+
         location, why = explained(text, error)
         raise SourceError(f"{name if location is None else f'{name}:{location}'}: {why}") from None
     # PyYAML calls itself for each level, and some hundred `[` are enough.

@@ -67,6 +67,10 @@ class ChosenNetworks:
     async def made(self, spec: ContainerSpec, container_id: str) -> None:
         await self._of(spec.run_id).made(spec, container_id)
 
+    async def starting(self, container_id: str) -> None:
+        for networks in self._both():
+            await networks.starting(container_id)
+
     async def started(self, container_id: str) -> bool:
         seen = [await networks.started(container_id) for networks in self._both()]
         return any(seen)

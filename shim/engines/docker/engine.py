@@ -277,7 +277,10 @@ class DockerEngine:
         """
         if container_id in self._never_started or await self._is_as_created(container_id):
             self._never_started.discard(container_id)
-            await self._start_created(container_id)
+            works = [self._start_created(container_id)]
+            if self._networks is not None:
+                works.append(self._networks.starting(container_id))
+            await together(*works)
         hints = self._hints
         runs = self._networks is not None and await self._networks.started(container_id)
         # An end that was told meanwhile may be this one's: then `wait` asks the engine itself.

@@ -46,7 +46,7 @@ _GONE_SOURCE = re.compile(
     r'mounting "(?P<source>[^"]+)" to rootfs at .*l?stat (?P=source): no such'
 )
 # The words of runc and of crun when the kernel refuses a value for a cgroup's limit.
-_REFUSED_LIMIT = re.compile(r"(failed to write .*|write file `[^`]+`): invalid argument")
+_REFUSED_LIMIT = re.compile(r"(failed to write .*|write (file|to) `[^`]+`): invalid argument")
 
 
 def is_of_its_address(error: EngineError) -> bool:

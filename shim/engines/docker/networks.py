@@ -76,6 +76,10 @@ class Networks(Protocol):
     async def made(self, spec: ContainerSpec, container_id: str) -> None:
         """Prepare a container that is not started yet."""
 
+    async def starting(self, container_id: str) -> None:
+        """Prepare for a container that was made here, while the engine starts it. Raises
+        NodeFault."""
+
     async def started(self, container_id: str) -> bool:
         """Complete the network of a container that runs; may be repeated. Return whether the engine
         said meanwhile that it runs, without published ports. Raises NodeFull, NodeFault."""
@@ -238,6 +242,9 @@ class RunNetworks:
 
     async def made(self, spec: ContainerSpec, container_id: str) -> None:
         """Do nothing: Docker makes the files of a container's network."""
+
+    async def starting(self, container_id: str) -> None:
+        """Do nothing: a run's network is there before its containers."""
 
     async def started(self, container_id: str) -> bool:
         """Do nothing: Docker connects a container before its process runs."""

@@ -64,6 +64,8 @@ class WiredNetworks:
         self._wires = Wires(install_id, Namespace())
         self._given: dict[str, set[str]] = {}
         """The addresses of runs that have no container yet."""
+        self._made: dict[str, tuple[str, str]] = {}
+        """Task and run of containers that were made here and not started."""
         self._nameservers: tuple[str, ...] = ()
         self._search: tuple[str, ...] = ()
         self._repairing: asyncio.Task[None] | None = None
@@ -207,6 +209,18 @@ class WiredNetworks:
         assert spec.address is not None, "the step of its network comes first"
         text = hosts(spec.address, spec.hostname or container_id[:_ID])
         await asyncio.to_thread((self._files(spec.task_id) / "hosts").write_text, text)
+        self._made[container_id] = spec.task_id, spec.run_id
+
+    async def starting(self, container_id: str) -> None:
+        """Write the rules of the container's wire, which waits for the kernel longer than for the
+        program. Raises NodeFault."""
+        made = self._made.pop(container_id, None)
+        if made is None:
+            return
+        try:
+            await self._call(lambda: self._wires.expect(*made))
+        except WireError as error:
+            raise NodeFault(f"the container's network cannot be made: {error}") from None
 
     async def started(self, container_id: str) -> bool:
         """Make the wire of a container that runs, unless it has one or needs none. Return whether
@@ -257,6 +271,7 @@ class WiredNetworks:
 
     async def removed(self, task_id: str) -> None:
         """Give back the address of a container that is gone."""
+        self._made = {id: made for id, made in self._made.items() if made[0] != task_id}
         address = await self._call(lambda: self._wires.detach(task_id))
         for given in self._given.values():
             given.discard(str(address))

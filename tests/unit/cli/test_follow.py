@@ -15,17 +15,9 @@ from fairlead.cli.commands.jobs import log_reading
 from fairlead.cli.follow import MAX_DEAFNESS_SECONDS, next_of
 from fairlead.cli.log_start import Start
 from fairlead.errors import ApiError, ConnectionLost, FairleadError
-from fairlead.follow import (
-    GIVE_UP_SECONDS,
-    LOGS_UNREACHABLE,
-    MAX_WAIT_SECONDS,
-    Outages,
-    Patience,
-    follow_log,
-    unread,
-    until_answered,
-)
+from fairlead.follow import LOGS_UNREACHABLE, follow_log, unread, until_answered
 from fairlead.model.statuses import RunStatus
+from fairlead.patience import GIVE_UP_SECONDS, MAX_WAIT_SECONDS, Outages, Patience
 from fairlead.rest import ControllerClient
 from fairlead.wire.frames import Frame, Stream
 

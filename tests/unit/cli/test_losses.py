@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import http.client
 import socket
 import ssl
 
 import pytest
 from websockets.exceptions import InvalidMessage
 
+from fairlead.connections.http1 import BadAnswer
 from fairlead.connections.requests import why_lost
 
 
@@ -27,10 +27,9 @@ def untrusted() -> ssl.SSLCertVerificationError:
         (TimeoutError("timed out"), "it does not answer"),
         (socket.gaierror(-2, "Name or service not known"), "its name cannot be looked up"),
         (ConnectionResetError(errno.ECONNRESET, "reset by peer"), "the connection was cut"),
-        (http.client.RemoteDisconnected("Remote end closed"), "the connection was cut"),
-        (http.client.IncompleteRead(b"x"), "the connection was cut"),
+        (ConnectionResetError(), "the connection was cut"),
         (
-            http.client.BadStatusLine("SSH-2.0"),
+            BadAnswer("another protocol than HTTP/1.1"),
             "it does not answer like a Fairlead controller",
         ),
         (InvalidMessage("did not receive"), "it does not answer like a Fairlead controller"),

@@ -115,6 +115,7 @@ def test_an_impossible_wish_of_a_job_when_its_container_is_created_is_no_node_fa
         (500, f"{CRUN}setrlimit `RLIMIT_NOFILE`: Operation not permitted: unknown"),
         (500, f"{CRUN}capset: Operation not permitted: unknown"),
         (500, f"{CRUN}write file `pids.max`: Invalid argument: unknown"),
+        (500, f"{CRUN}write to `pids.max`: Invalid argument"),
     ],
 )  # fmt: skip
 def test_an_impossible_wish_of_a_job_when_its_container_is_started_is_no_node_fault(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from shim.engines.base import NodeFault
 from shim.engines.docker import wired
 from shim.wires import rules, wiring
 from shim.wires.namespace import AddressTaken, Namespace, WireError
 from shim.wires.wires import Attachment, Wires
 from shim.wires.wiring import Wire
+from tests.unit.shim.test_docker_request import SPEC
 
 MAX_INTERFACE_NAME = 15
 NAMES = rules.Names("install-1")
@@ -210,6 +212,33 @@ def test_a_wire_that_is_cut_keeps_its_address_until_its_container_is_gone() -> N
     assert wires.detach("t1") is None
 
 
+def test_the_rules_of_an_expected_wire_are_written_once_and_removed_without_a_wire() -> None:
+    namespace = ToldNamespace(dev="")
+    wires = Wires("install-1", namespace)
+    wires.open((), IPv4Network("10.80.0.0/30"))
+    namespace.started.clear()
+    wires.expect("t1", "run")
+    wires.expect("t1", "run")
+    assert namespace.started == [("nft", "-f", "-")]
+    assert wires.detach("t1") is None
+    assert namespace.started == [("nft", "-f", "-")] * 2
+    assert wires.detach("t1") is None
+    assert namespace.started == [("nft", "-f", "-")] * 2
+
+
+def test_rules_that_could_not_be_written_are_not_counted_on() -> None:
+    namespace = ToldNamespace(dev="")
+    wires = Wires("install-1", namespace)
+    wires.open((), IPv4Network("10.80.0.0/30"))
+    namespace.refuses = "nft"
+    with pytest.raises(WireError, match="refused"):
+        wires.expect("t1", "run")
+    namespace.refuses = ""
+    namespace.started.clear()
+    wires.expect("t1", "run")
+    assert namespace.started == [("nft", "-f", "-")]
+
+
 def test_a_wire_that_cannot_be_removed_is_not_forgotten() -> None:
     stuck = f"{NAMES.wire('t1')}: 0 0\n"
     namespace = ToldNamespace(dev=f"Inter-|\n face |\n{stuck}")
@@ -283,6 +312,40 @@ async def test_the_kernel_tells_whose_a_process_is_and_else_the_engine(
     networks._api = engine = Inspected()
     assert networks._is_still(ID, pid) is is_still
     assert engine.asked == asked
+
+
+async def _at_once(act: Callable[[], Any]) -> Any:
+    return act()
+
+
+async def test_a_starting_containers_rules_are_written_once_and_by_who_made_it(
+    tmp_path: Path,
+) -> None:
+    namespace = ToldNamespace(dev="")
+    networks = wired.WiredNetworks(_at_once, "install-1", lambda task_id: tmp_path)
+    networks._wires = Wires("install-1", namespace)
+    spec = msgspec.structs.replace(SPEC, address="10.80.0.2")
+    await networks.starting("of an earlier life")
+    assert namespace.started == []
+    await networks.made(spec, "c1")
+    await networks.starting("c1")
+    await networks.starting("c1")
+    assert namespace.started == [("nft", "-f", "-")]
+    await networks.made(spec, "c2")
+    await networks.removed(spec.task_id)
+    namespace.started.clear()
+    await networks.starting("c2")
+    assert namespace.started == []
+
+
+async def test_a_node_that_takes_no_rules_starts_no_container_without_them(tmp_path: Path) -> None:
+    namespace = ToldNamespace(dev="")
+    namespace.refuses = "nft"
+    networks = wired.WiredNetworks(_at_once, "install-1", lambda task_id: tmp_path)
+    networks._wires = Wires("install-1", namespace)
+    await networks.made(msgspec.structs.replace(SPEC, address="10.80.0.2"), "c1")
+    with pytest.raises(NodeFault, match="network cannot be made: nft: refused"):
+        await networks.starting("c1")
 
 
 def _never_called(act: object) -> Any:

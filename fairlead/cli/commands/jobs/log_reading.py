@@ -23,8 +23,9 @@ from fairlead.cli.log_ahead import stored_logs
 from fairlead.cli.log_start import Start, tail_of
 from fairlead.documents.jobs import JobView
 from fairlead.documents.runs import RunView
-from fairlead.follow import Outages, follow_log, unread, until_answered, until_log_answered
+from fairlead.follow import follow_log, unread, until_answered, until_log_answered
 from fairlead.model.statuses import FINAL_RUN_STATUSES
+from fairlead.patience import Outages
 from fairlead.rest import ControllerClient
 from fairlead.summaries.progress import job_name, why
 

@@ -22,8 +22,9 @@ from fairlead.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError
 from fairlead.documents.runs import RunView
 from fairlead.errors import ApiError, ConnectionLost
 from fairlead.files.ssh_keys import public_keys
-from fairlead.follow import FIRST_WAIT_SECONDS, Outages, follow_run
+from fairlead.follow import follow_run
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
+from fairlead.patience import FIRST_WAIT_SECONDS, Outages
 from fairlead.rest import ControllerClient, decode, run_path
 from fairlead.submission import completed, given_variables, read_document, submit, with_code
 from fairlead.summaries.progress import step_of, why

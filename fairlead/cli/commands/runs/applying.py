@@ -23,7 +23,7 @@ from fairlead.configuration.text.dstack import is_of_dstack, translated
 from fairlead.configuration.text.source import Document
 from fairlead.errors import ApiError
 from fairlead.files.ssh_keys import public_keys
-from fairlead.follow import Outages, until_answered
+from fairlead.patience import Outages
 from fairlead.rest import ControllerClient, decode, run_path
 from fairlead.submission import (
     checked_if_it_fails,
@@ -213,6 +213,8 @@ def is_gateway(document: Document) -> bool:
 
 def attach(run: str, *, job: str | None = None, tail: int | None = None, json: bool = False) -> int:
     """Follow a live run. Return the exit status."""
+    from fairlead.follow import until_answered
+
     client, lines = settings.client(), tail_of(tail)
     found = until_answered(Outages(output.note), partial(client.run, run))
     return follow_here(client, found, json, job, may_stop=False, tail=lines)
@@ -220,6 +222,8 @@ def attach(run: str, *, job: str | None = None, tail: int | None = None, json: b
 
 def wait(runs: tuple[str, ...], *, json: bool = False) -> int:
     """Wait for the end of runs. Return the exit status: that of the first one that failed."""
+    from fairlead.follow import until_answered
+
     client, statuses = settings.client(), []
     for run in runs:
         found = until_answered(Outages(output.note), partial(client.run, run))

@@ -23,7 +23,8 @@ from fairlead.documents.jobs import AttemptView, JobView, PastAttemptView
 from fairlead.documents.metrics import MetricPoint, MetricsAnswer, MetricsHistoryAnswer
 from fairlead.documents.runs import EventView, RunView
 from fairlead.errors import ApiError
-from fairlead.follow import Outages, follow_events, until_answered
+from fairlead.follow import follow_events, until_answered
+from fairlead.patience import Outages
 from fairlead.queries import EventQuery
 from fairlead.rest import ControllerClient, decode, run_path
 from fairlead.summaries.progress import grants, job_name, why

@@ -28,8 +28,9 @@ from fairlead.documents.runs import RunView
 from fairlead.errors import ApiError, ConnectionLost, FairleadError, UsageError
 from fairlead.files.ignored import is_left_by_tools
 from fairlead.files.ssh_keys import public_keys
-from fairlead.follow import Outages, follow_run, until_answered
+from fairlead.follow import follow_run, until_answered
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
+from fairlead.patience import Outages
 from fairlead.rest import ControllerClient, decode
 from fairlead.submission import (
     completed,

@@ -18,9 +18,10 @@ from fairlead.documents.services import (
     ServiceGroupView,
     ServiceView,
 )
-from fairlead.follow import Outages, until_answered
+from fairlead.follow import until_answered
 from fairlead.model.service import DeploymentState
 from fairlead.model.statuses import FINAL_RUN_STATUSES
+from fairlead.patience import Outages
 from fairlead.rest import ControllerClient, decode, service_path
 
 _PAUSE_SECONDS = 0.5

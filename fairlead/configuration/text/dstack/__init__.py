@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from fairlead.configuration.text.dstack import defaults, forms
 from fairlead.configuration.text.dstack.work import DEV_ENVIRONMENT, TAGS, Work, mappings_of
 
 DIALECT = "dstack"
@@ -47,6 +46,9 @@ def translated(data: Mapping[str, Any]) -> Translation:
     """
     if data.get("type") not in _TYPES:
         return Translation(data=dict(data))
+    # Who submits a plain task asks only whose file it is.
+    from fairlead.configuration.text.dstack import defaults, forms
+
     work = Work(data)
     is_dstacks = is_of_dstack(data)
     for step in forms.STEPS:

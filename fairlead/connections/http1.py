@@ -1,0 +1,211 @@
+"""One request of a client and its answer, by HTTP/1.1 (RFC 9112), over a connection of its own.
+
+`http.client` loads the package `email` for the headers of an answer, which is 9 of the 60 ms of CPU
+time until `fairlead apply` has sent its request (`./dev bench command`).
+"""
+
+from __future__ import annotations
+
+import io
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+
+MAX_LINE = 1 << 16
+MAX_HEADERS = 128
+_SWITCHES, _FINAL, _EMPTY = 101, 200, (204, 304)
+_MAX_DIGITS = 16
+"""Of a size: no more than a machine can hold."""
+_DIGITS = {10: "0123456789", 16: "0123456789abcdefABCDEF"}
+_BLANKS = " \t"
+_BUFFER = 1 << 16
+
+
+class BadAnswer(Exception):
+    """The other side does not speak HTTP."""
+
+
+class BadRequest(ValueError):
+    """The request holds what would be read as another one."""
+
+
+class Connection:
+    """A connection for one request."""
+
+    def __init__(self, sock: socket.socket, host: str, *, is_exact: bool = False) -> None:
+        """`host`: what the header of this name says. `is_exact`: no byte is read of what follows
+        the answer's head, which may be of another protocol."""
+        self.sock = sock
+        self._is_exact = is_exact
+        self._host = host
+        self._answer: Answer | None = None
+
+    def request(
+        self,
+        method: str,
+        target: str,
+        content: bytes | Iterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send the request. Pieces of content need a header Content-Length. Raises OSError,
+        BadRequest."""
+        given = {"Host": self._host, "Accept-Encoding": "identity", **(headers or {})}
+        if isinstance(content, bytes):
+            given["Content-Length"] = str(len(content))
+        elif content is None and method not in ("GET", "DELETE"):
+            given["Content-Length"] = "0"
+        head = _head(method, target, given)
+        if content is None or isinstance(content, bytes):
+            self.sock.sendall(head + (content or b""))
+            return
+        self.sock.sendall(head)
+        for piece in content:
+            self.sock.sendall(piece)
+
+    def answer(self) -> Answer:
+        """Return the answer when its head is there. Raises OSError, BadAnswer."""
+        # A buffer of one byte is filled with what was asked for alone.
+        raw = self.sock.makefile("rb", buffering=0)
+        self._answer = Answer(io.BufferedReader(raw, 1 if self._is_exact else _BUFFER))
+        self._answer.read_head()
+        return self._answer
+
+    def close(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+        self.sock.close()
+
+
+class Answer:
+    """An answer whose body is read as it comes. Its readers raise OSError, BadAnswer;
+    ConnectionResetError when it breaks off before its end."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self._file = file
+        self._headers: dict[str, str] = {}
+        self._body: io.BufferedReader
+        self.status = 0
+
+    def read_head(self) -> None:
+        self._read_one_head()
+        # What a server says of its progress is no answer yet (RFC 9110, 15.2).
+        while self.status < _FINAL and self.status != _SWITCHES:
+            self._read_one_head()
+        self._body = io.BufferedReader(_Body(self._file, *self._framing()), _BUFFER)
+
+    def _read_one_head(self) -> None:
+        self.status = _status(_line(self._file))
+        self._headers = {}
+        while line := _line(self._file):
+            name, colon, value = line.partition(":")
+            # A name with a blank, or a line that goes on, is read in two ways (RFC 9112, 5.1, 5.2).
+            if not colon or not name or name != name.strip():
+                raise BadAnswer("a header without a name")
+            if len(self._headers) == MAX_HEADERS:
+                raise BadAnswer(f"more than {MAX_HEADERS} headers")
+            self._headers[name.lower()] = value.strip(_BLANKS)
+
+    def _framing(self) -> tuple[int | None, bool]:
+        """Return the size of the body, None if the connection's end tells it, and whether it comes
+        in chunks."""
+        if self.status in _EMPTY or self.status == _SWITCHES:
+            return 0, False
+        coding = self._headers.get("transfer-encoding")
+        if coding is not None:
+            if coding.lower() != "chunked":
+                raise BadAnswer(f"the coding {coding!r}")
+            return 0, True
+        size = self._headers.get("content-length")
+        return (None if size is None else _number(size, 10)), False
+
+    def header(self, name: str) -> str | None:
+        return self._headers.get(name.lower())
+
+    def read(self) -> bytes:
+        return self._body.read()
+
+    def read1(self, amount: int) -> bytes:
+        """Return at most so many bytes as soon as there are some; none at the end."""
+        return self._body.read1(amount)
+
+    def readline(self) -> bytes:
+        return self._body.readline()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._body)
+
+    def close(self) -> None:
+        """Read no further. The socket stays open."""
+        self._file.close()
+
+
+class _Body(io.RawIOBase):
+    """The bytes of a body, without what frames them. `left`: of it, or of its chunk; None: until
+    the connection's end."""
+
+    def __init__(self, file: io.BufferedReader, left: int | None, is_chunked: bool) -> None:
+        self._file = file
+        self._left = left
+        self._is_chunked = is_chunked
+        self._is_first = True
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        if self._is_chunked and not self._left:
+            self._next_chunk()
+        if self._left is None:
+            return self._file.readinto1(view)
+        if not self._left:
+            return 0
+        count = self._file.readinto1(view[: self._left])
+        if not count:
+            raise ConnectionResetError
+        self._left -= count
+        return count
+
+    def _next_chunk(self) -> None:
+        if not self._is_first and _line(self._file):
+            raise BadAnswer("a chunk that is longer than its size")
+        self._is_first = False
+        self._left = _number(_line(self._file).partition(";")[0].strip(_BLANKS), 16)
+        if not self._left:
+            self._is_chunked = False
+            while _line(self._file):  # trailers
+                pass
+
+
+def _head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
+    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {text}" for name, text in headers.items())]
+    # A line break would begin another header, or another request; a blank ends the target.
+    if " " in target or not all(map(str.isprintable, lines)):
+        raise BadRequest("a blank or a control character in the address or in a header")
+    return "\r\n".join((*lines, "", "")).encode("ascii")
+
+
+def _line(file: io.BufferedReader) -> str:
+    """Return the next line of a frame without its end."""
+    line = file.readline(MAX_LINE)
+    if not line.endswith(b"\n"):
+        if len(line) == MAX_LINE:
+            raise BadAnswer(f"a line of more than {MAX_LINE} bytes")
+        raise ConnectionResetError
+    return line.rstrip(b"\r\n").decode("latin-1")
+
+
+def _status(line: str) -> int:
+    version, _, rest = line.partition(" ")
+    if not version.startswith("HTTP/1."):
+        raise BadAnswer("another protocol than HTTP/1.1")
+    status = _number(rest[:3], 10)
+    if not 100 <= status <= 999 or rest[3:4].strip():
+        raise BadAnswer(f"the status {rest[:20]!r}")
+    return status
+
+
+def _number(text: str, base: int) -> int:
+    # int() takes signs, blanks, underscores and 0x too.
+    if not text or text.strip(_DIGITS[base]) or len(text) > _MAX_DIGITS:
+        raise BadAnswer(f"{text[:20]!r} is no size")
+    return int(text, base)
