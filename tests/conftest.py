@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import lanes
+from tests.support import forked_lanes, lanes
 from tests.support.blocking import BlockingCalls
 from tests.support.leaks import Holdings, holdings, leaked_since, watched_tasks
 from tests.support.testbed import (
@@ -80,6 +80,7 @@ _current: list[_Watched] = []
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     lanes.add_options(parser)
+    forked_lanes.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -88,6 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     lanes.configure(config)
+    forked_lanes.configure(config)
 
 
 def pytest_sessionstart() -> None:
