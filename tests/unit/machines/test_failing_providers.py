@@ -189,6 +189,7 @@ async def test_a_fault_in_the_calls_of_a_provider_does_not_end_the_controller() 
 async def test_a_fault_in_the_offers_of_a_provider_does_not_end_the_controller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(supplies, "OFFERS_EVERY_SECONDS", 0.02)
     monkeypatch.setattr(supplies, "_OFFERS_SOON_SECONDS", 0.02)
     cloud = MemoryCloud(offer())
     cloud.fails["offers"] = [ValueError("canary")]
