@@ -144,6 +144,22 @@ class Submitting(InThread):
 
 
 def main() -> None:
+    given = _options().parse_args()
+    machine = report.machine()
+    with _three(given.apart) as (controllers, folder, postgres):
+        if not given.only_turns:
+            _shares(controllers, given.requests)
+            _followed(controllers)
+        if given.rounds:
+            _turns(controllers, folder, given.rounds, postgres if given.apart else None)
+        if given.only_turns or given.tries == 0:
+            return
+        figures = _ends(controllers, given.tries)
+    print(f"three controllers on one PostgreSQL, one machine: {machine}")
+    history.conclude(figures, given.release, machine)
+
+
+def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="./dev bench controllers", description=__doc__)
     parser.add_argument(
         "--tries",
@@ -171,43 +187,37 @@ def main() -> None:
         "while its turns are measured",
     )
     history.add_option(parser)
-    given = parser.parse_args()
-    machine = report.machine()
+    return parser
+
+
+@contextmanager
+def _three(apart: bool) -> Iterator[tuple[Controllers, Path, int]]:
+    """Start three controllers; give them, a folder, and the pid of their PostgreSQL."""
     folder = Path(tempfile.mkdtemp(prefix="fl-bench-", dir="/tmp"))
     folder.chmod(0o755)
     # The ports of its sessions tell which are the leader's. Each server listens at one port.
     pid = os.getpid()
-    address = f"127.{pid >> 16}.{pid >> 8 & 255}.{pid & 255}" if given.apart else ""
+    address = f"127.{pid >> 16}.{pid >> 8 & 255}.{pid & 255}" if apart else ""
     server = PostgresqlServer(folder / "pg", address)
     server.start()
     controllers = Controllers(folder, server.new_database())
     try:
         controllers.start()
-        if not given.only_turns:
-            _shares(controllers, given.requests)
-            _followed(controllers)
-        if given.rounds:
-            _turns(controllers, folder, given.rounds, server.daemon.pid if given.apart else None)
-        if given.only_turns or given.tries == 0:
-            return
-        figures = {
-            "takeover.none": _tell("nothing ends", [_quiet(controllers) for _ in range(3)]),
-            "takeover.stopped": _tell(
-                "the leader is stopped (SIGTERM)",
-                [_ended(controllers, gently=True) for _ in range(given.tries)],
-            ),
-            "takeover.killed": _tell(
-                "the leader is killed (SIGKILL)",
-                [_ended(controllers, gently=False) for _ in range(given.tries)],
-            ),
-        }
+        yield controllers, folder, server.daemon.pid
     finally:
         controllers.close()
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
-    figures.pop("takeover.none")
-    print(f"three controllers on one PostgreSQL, one machine: {machine}")
-    history.conclude(figures, given.release, machine)
+
+
+def _ends(controllers: Controllers, tries: int) -> dict[str, float]:
+    """Return the figures to record: the client's waits at the ends of leaders."""
+    _tell("nothing ends", [_quiet(controllers) for _ in range(3)])
+    stopped = [_ended(controllers, gently=True) for _ in range(tries)]
+    stopped_wait = _tell("the leader is stopped (SIGTERM)", stopped)
+    killed = [_ended(controllers, gently=False) for _ in range(tries)]
+    killed_wait = _tell("the leader is killed (SIGKILL)", killed)
+    return {"takeover.stopped": stopped_wait, "takeover.killed": killed_wait}
 
 
 def _shares(controllers: Controllers, count: int) -> None:

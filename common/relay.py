@@ -63,6 +63,7 @@ class RelayEnd(asyncio.Protocol):
             other.abort()
 
     def write(self, data: bytes) -> None:
+        # asyncio warns in the log of writes to a connection that is lost.
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 

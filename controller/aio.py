@@ -27,6 +27,7 @@ class Flag:
         """Set the flag and wake all that wait, even if it is cleared before they run."""
         self._is_set = True
         for waiter in self._waiting:
+            # Set before and not run since, or cancelled: a future takes no second result.
             if not waiter.done():
                 waiter.set_result(None)
 
@@ -183,6 +184,7 @@ class Slots:
     def _give_out(self) -> None:
         while self._waiting and self._taken < self._at_once:
             given = self._waiting.popleft()
+            # A task that was cancelled leaves its place in the line.
             if not given.done():
                 self._taken += 1
                 given.set_result(None)

@@ -177,5 +177,6 @@ class ControllerLink:
 
     def _lose_questions(self) -> None:
         for question in self._questions.values():
+            # Answered or cancelled, and its task has not run since.
             if not question.done():
                 question.set_exception(ControllerAway())

@@ -292,6 +292,7 @@ async def _joined(relay: Relay, caller: socket.socket) -> _Given:
 
 
 def _wake(readable: asyncio.Future[None]) -> None:
+    # The loop calls this in each of its turns until the waiting task has run and removed it.
     if not readable.done():
         readable.set_result(None)
 

@@ -90,19 +90,19 @@ class Tree:
         return [sys.executable, "-P", "-c", f"from {module} import {function}; {function}()"]
 
     def output(self, *argv: str, env: Mapping[str, str] | None = None) -> str:
-        """Standard output and error together; a failure is part of the behaviour."""
+        """Standard output, and after it what was said on standard error: nothing orders the two. A
+        failure is part of the behaviour."""
         done = subprocess.run(
             argv,
             cwd=self.root,
             env={**self.env, **(env or {})},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            capture_output=True,
             text=True,
             timeout=300,
             check=False,
         )
-        return done.stdout
+        return done.stdout + done.stderr
 
 
 class Installation:

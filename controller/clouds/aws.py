@@ -9,7 +9,6 @@ A machine's id is `REGION/INSTANCE`, since EC2 finds an instance only in its reg
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -20,6 +19,19 @@ import msgspec
 from controller.clouds import aws_types
 from controller.clouds.aws_calls import Calls
 from controller.clouds.aws_errors import InstanceUnknown, SetupRefused, TokenMismatch, WouldWork
+from controller.clouds.aws_instances import (
+    INSTALLATION_TAG,
+    MACHINE_TAG,
+    Image,
+    created_of,
+    disks_of,
+    image_of,
+    place_of,
+    state_of,
+    tag_of,
+    tags_of,
+    words_of_bid,
+)
 from controller.clouds.base import (
     Abilities,
     CloudAway,
@@ -37,14 +49,10 @@ from controller.clouds.base import (
 from controller.clouds.catalog import Catalog, MachineType, Reading, completed, with_older
 from controller.clouds.pace import Pace
 from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
-from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer, Reach
 from controller.lifecycle.machines.reconcile import Found
 from controller.provider_config.aws import AwsProvider, AwsRegion
 
-INSTALLATION_TAG = "fairlead-installation"
-MACHINE_TAG = "fairlead-machine"
-FLEET_TAG = "fairlead-fleet"
 DESCRIBE_EVERY_SECONDS = 5.0
 """The least time between two questions for machines in one region."""
 SPOT_PRICES_EVERY_SECONDS = 1800.0
@@ -52,7 +60,6 @@ VISIBLE_AFTER_SECONDS = 60.0
 """For so long EC2 may not know the id of a machine that it has just made."""
 MAX_USER_DATA = 16 << 10
 _MAX_FILTER_VALUES = 200
-_GIB = 1 << 30
 _THERE = ("pending", "running", "stopping", "stopped")
 """The states of an instance that exists. One that is shutting down is neither billed nor used."""
 QUOTAS = {
@@ -65,15 +72,6 @@ QUOTAS = {
 }
 """The quotas of EC2 that limit the types of the catalog, by their codes."""
 _TRIED_TYPE = "t3.medium"
-_WITH_PLACE = frozenset({"pending", "running"})
-
-
-class _Image(msgspec.Struct, frozen=True):
-    """An AMI: its root disk, its size in GiB, and the names of its other disks."""
-
-    root: str
-    size: int
-    others: tuple[str, ...]
 
 
 class AwsCloud:
@@ -94,7 +92,7 @@ class AwsCloud:
         self.catalog = catalog or Catalog("aws")
         self._calls = Calls(name, config)
         self._paces = {region: Pace(describe_every) for region in config.regions}
-        self._images: dict[str, _Image] = {}
+        self._images: dict[str, Image] = {}
         self._spot = _SpotPrices(self._calls)
         self._unknown_since: dict[str, float] = {}
         """When EC2 first did not know a machine that is to end, by its id."""
@@ -240,7 +238,7 @@ class AwsCloud:
         instances = answer.get("Instances", ())
         if len(instances) != 1:
             raise CloudAway(f"run_instances in {offer.region} told {len(instances)} machines")
-        return _created(offer.region, instances[0], self._config.is_public)
+        return created_of(offer.region, instances[0], self._config.is_public)
 
     async def _run(self, offer: Offer, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Raises CloudError, which names the field that is wrong."""
@@ -250,7 +248,7 @@ class AwsCloud:
             field = error.field.format(region=offer.region, zone=offer.zone)
             raise Refused(f"providers.{self._name}.{field}: {error}", error.reach) from None
 
-    def _request(self, order: Order, where: AwsRegion, image: _Image) -> dict[str, Any]:
+    def _request(self, order: Order, where: AwsRegion, image: Image) -> dict[str, Any]:
         """Return what is asked for: the same for the same order, image and settings."""
         config, offer = self._config, order.offer
         assert offer.zone is not None
@@ -280,7 +278,7 @@ class AwsCloud:
             ],
             "BlockDeviceMappings": disks_of(image, config.disk),
             "TagSpecifications": [
-                {"ResourceType": kind, "Tags": _tags(order)}
+                {"ResourceType": kind, "Tags": tags_of(order)}
                 for kind in ("instance", "volume", "network-interface")
             ],
         }
@@ -297,7 +295,7 @@ class AwsCloud:
             if offer.bid is not None:
                 # Without one, EC2 asks as much as the price on demand once spot prices rise, and
                 # budgets count less.
-                options["MaxPrice"] = _words_of_bid(offer.bid)
+                options["MaxPrice"] = words_of_bid(offer.bid)
             request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
         return request
 
@@ -306,13 +304,13 @@ class AwsCloud:
         region = order.offer.region
         chosen = [{"Name": "client-token", "Values": [order.token]}]
         for instance in await self._instances(region, chosen):
-            if _state(instance) not in _THERE:
+            if state_of(instance) not in _THERE:
                 raise Refused(f"the machine of this order has ended already: {mismatch}")
-            return _created(region, instance, self._config.is_public)
+            return created_of(region, instance, self._config.is_public)
         # It may not be visible yet.
         raise mismatch
 
-    async def _image(self, region: str, image: str) -> _Image:
+    async def _image(self, region: str, image: str) -> Image:
         if (known := self._images.get(region)) is not None:
             return known
         field = f"providers.{self._name}.regions.{region}.image"
@@ -342,9 +340,9 @@ class AwsCloud:
             chosen = [{"Name": "tag-key", "Values": [MACHINE_TAG]}]
         wanted = set(ids)
         return {
-            f"{region}/{one['InstanceId']}": Described(place=_place(one, self._config.is_public))
+            f"{region}/{one['InstanceId']}": Described(place=place_of(one, self._config.is_public))
             for one in await self._instances(region, chosen)
-            if one["InstanceId"] in wanted and _state(one) in _THERE
+            if one["InstanceId"] in wanted and state_of(one) in _THERE
         }
 
     async def terminate(self, instance_id: str) -> bool:
@@ -380,9 +378,9 @@ class AwsCloud:
         return [
             Found(
                 instance_id=f"{region}/{one['InstanceId']}",
-                machine_id=_tag(one, MACHINE_TAG),
+                machine_id=tag_of(one, MACHINE_TAG),
                 created_at=one["LaunchTime"].timestamp(),
-                place=_place(one, self._config.is_public),
+                place=place_of(one, self._config.is_public),
             )
             for one in await self._instances(region, chosen)
         ]
@@ -535,65 +533,3 @@ async def _all(calls: Iterable[Any]) -> list[Any]:
         if isinstance(one, BaseException):
             raise one
     return results
-
-
-def _tags(order: Order) -> list[dict[str, str]]:
-    tags = {
-        "Name": order.name,
-        INSTALLATION_TAG: order.installation,
-        MACHINE_TAG: order.machine_id,
-        FLEET_TAG: order.fleet,
-    }
-    return [{"Key": key, "Value": value} for key, value in tags.items()]
-
-
-def disks_of(image: _Image, size: int) -> list[dict[str, Any]]:
-    """Return the image's disks: all of them end with their machine."""
-    root = {
-        "VolumeSize": max(image.size, -(-size // _GIB)),
-        "VolumeType": "gp3",
-        "DeleteOnTermination": True,
-    }
-    others = [{"DeviceName": name, "Ebs": {"DeleteOnTermination": True}} for name in image.others]
-    return [{"DeviceName": image.root, "Ebs": root}, *others]
-
-
-def image_of(answer: Mapping[str, Any]) -> _Image:
-    root = answer.get("RootDeviceName") or "/dev/sda1"
-    disks = {
-        one["DeviceName"]: one["Ebs"]
-        for one in answer.get("BlockDeviceMappings", ())
-        if "Ebs" in one
-    }
-    size = int(disks.get(root, {}).get("VolumeSize", 0))
-    return _Image(root, size, tuple(sorted(set(disks) - {root})))
-
-
-def _words_of_bid(bid: float) -> str:
-    """Return the bid in EC2's digits, never above it: budgets count no more."""
-    # What a float lacks of a price of six digits is no reason to take the last one off.
-    return f"{math.floor(bid * 1e6 + 1e-3) / 1e6:.6f}"
-
-
-def _created(region: str, instance: Mapping[str, Any], is_public: bool) -> Created:
-    """Raises Refused for an instance that has ended: a known token tells it for some time."""
-    if _state(instance) == "terminated":
-        raise Refused(f"the machine of this order, {instance['InstanceId']}, has ended already")
-    return Created(
-        instance_id=f"{region}/{instance['InstanceId']}", place=_place(instance, is_public)
-    )
-
-
-def _state(instance: Mapping[str, Any]) -> str:
-    return str(instance.get("State", {}).get("Name", ""))
-
-
-def _tag(instance: Mapping[str, Any], key: str) -> str | None:
-    return next((one["Value"] for one in instance.get("Tags", ()) if one["Key"] == key), None)
-
-
-def _place(instance: Mapping[str, Any], is_public: bool) -> Place | None:
-    if _state(instance) not in _WITH_PLACE:
-        return None
-    host = instance.get("PublicIpAddress" if is_public else "PrivateIpAddress")
-    return Place(host=host) if host else None

@@ -374,6 +374,7 @@ def _entries(folder: Path) -> list[str]:
 
 
 def _write_secret(path: Path, content: str) -> None:
+    # Private from the first moment: a mode that is set later leaves time to open it.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as file:
         file.write(content)

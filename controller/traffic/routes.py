@@ -79,6 +79,7 @@ class RouteTable:
             self._by_name[run.name] = run.id
         if self._by_run.get(run.id) != before:
             for waiter in self._waiting.pop(run.id, ()):
+                # A request that has given up cancelled it and has not run since.
                 if not waiter.done():
                     waiter.set_result(None)
 

@@ -182,6 +182,7 @@ class StoredAccess:
                             found.set_result(await self._read(moment, wanted))
                 except StoreError as error:
                     for found in asked.values():
+                        # The read of a later one failed: those before it have their answers.
                         if not found.done():
                             found.set_exception(error)
                 except BaseException:

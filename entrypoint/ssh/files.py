@@ -46,6 +46,7 @@ class Files(asyncssh.SFTPServer):
 
     def exit(self) -> None:
         """Send the exit status 0: scp clients treat a channel without one as a failure."""
+        # asyncssh raises it where the visitor has closed the channel.
         with contextlib.suppress(OSError):
             self.channel.exit(0)
 

@@ -25,6 +25,7 @@ def _nothing_of_the_image(name: str) -> str | None:
 
 ctypes.util.find_library = _nothing_of_the_image
 _NO_CONNECTION = 255
+"""What ssh(1) ends with after an error of its own."""
 _SECONDS = 30.0
 
 

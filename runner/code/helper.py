@@ -101,6 +101,7 @@ class _Output:
             self._forget(fd)
 
     def _read(self, fd: int) -> bool:
+        # EAGAIN: it is empty and somebody may still write; its end is a read of nothing (pipe(7)).
         with suppress(BlockingIOError):
             if data := os.read(fd, _PIECE):
                 self._tail = (self._tail + data)[-_TAIL:]

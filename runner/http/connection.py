@@ -98,6 +98,7 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
         if self._websocket is not None:
             self._websocket.gone()
+        # It is done where the task that waited for it was cancelled.
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
         if self._serving is not None:

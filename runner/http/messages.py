@@ -97,6 +97,7 @@ class Body:
         await self._changed
 
     def _wake(self) -> None:
+        # Woken before in this turn of the loop, or cancelled with the task that waited.
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 

@@ -183,6 +183,7 @@ class WebSocket:
             self._write(Opcode.PONG, pong)
 
     def _obey(self, opcode: Opcode, payload: bytes) -> None:
+        # What follows a close frame is discarded (RFC 6455, 1.4).
         if self.left.done():
             return
         if opcode is Opcode.CLOSE:
@@ -210,6 +211,7 @@ class WebSocket:
         await self._drain()
 
     def _write(self, opcode: Opcode, data: bytes) -> None:
+        # Nothing may follow our close frame (RFC 6455, 5.5.1).
         if self._closed or self._transport.is_closing():
             return
         head = frame_head(opcode, len(data))

@@ -20,7 +20,7 @@ import msgspec
 
 from common.files.task_folder import LOGS_FOLDER_NAME, OUTPUT_FOLDER_NAME
 from fairlead.wire.errors import Refused
-from fairlead.wire.frames import BadFrame, Stream, notice_line
+from fairlead.wire.frames import BadFrame
 from fairlead.wire.runner import (
     BatchAnswer,
     BatchRequest,
@@ -31,13 +31,12 @@ from fairlead.wire.runner import (
     ExitRecord,
     SubmitRequest,
 )
-from fairlead.wire.sizes import OutputsAbout
 from runner.code.store import CodeStore
 from runner.errors import CannotStart
 from runner.job import surroundings
+from runner.job.batch_job import BatchJob
 from runner.job.end_signal import EndSignals
 from runner.job.execution import Execution, JobLimits
-from runner.job.keeping import Keeping
 from runner.job.leaves import Leaves
 from runner.job.outcome import Scope, Verdict, of_log_quota
 from runner.job.setup import PARAMETERS_NAME, Preparation
@@ -94,51 +93,6 @@ def execution_of(
     return Execution(log, scope, children, limits, secrets, leaf)
 
 
-class _Job:
-    """One job of the batch; `log` None: it has not begun."""
-
-    def __init__(self, request: SubmitRequest) -> None:
-        self.request = request
-        self.began_at: float | None = None
-        self.started_at: float | None = None
-        self.returned = False
-        self.exit: ExitRecord | None = None
-        self.log: SegmentLog | None = None
-        self.execution: Execution | None = None
-        self.stopped: CarriedStop | None = None
-        self.signals: EndSignals | None = None
-        """None: it has not begun, is over, or gets none."""
-        self.keeping = Keeping()
-        self.outputs: OutputsAbout | None = None
-        """What is packed of its output folder; None: nothing."""
-        self.outputs_are_lost = False
-        self.log_is_damaged = False
-        self.reported = (False, False)
-        """Whether its start and its end stood in an answer."""
-
-    @property
-    def id(self) -> str:
-        return self.request.job.attempt_id
-
-    @property
-    def is_over(self) -> bool:
-        return self.returned or self.exit is not None
-
-    def has_more(self, request: BatchRequest) -> bool:
-        if self.reported != (self.started_at is not None, self.is_over) or self.outputs_left(
-            request
-        ):
-            return True
-        offset = request.offsets.get(self.id, 0)
-        return self.log is not None and not self.log_is_damaged and self.log.end > offset
-
-    def outputs_left(self, request: BatchRequest) -> int:
-        """Return how many bytes of its packed outputs the controller does not have."""
-        if self.outputs is None or self.outputs_are_lost or not self.is_over:
-            return 0
-        return max(0, self.outputs.length - request.outputs.get(self.id, 0))
-
-
 class Batch:
     """The jobs that this container carries. Nothing runs before the first job has ended cleanly."""
 
@@ -157,9 +111,9 @@ class Batch:
         self._bounds = bounds
         self._now = now
         self._leaves = leaves
-        self._jobs: dict[str, _Job] = {}
-        self._waiting: deque[_Job] = deque()
-        self._running: _Job | None = None
+        self._jobs: dict[str, BatchJob] = {}
+        self._waiting: deque[BatchJob] = deque()
+        self._running: BatchJob | None = None
         self._outputs_limit: int | None = None
         self._work: asyncio.Task[None] | None = None
         self._bell = Bell()
@@ -266,7 +220,7 @@ class Batch:
             room -= len(pieces[job.id])
         return pieces
 
-    def _piece(self, job: _Job, offset: int, most: int) -> bytes:
+    def _piece(self, job: BatchJob, offset: int, most: int) -> bytes:
         from runner.job import packing
 
         piece = b""
@@ -279,7 +233,7 @@ class Batch:
     def _take(self, request: SubmitRequest) -> None:
         if request.job.attempt_id in self._jobs:
             return
-        job = self._jobs[request.job.attempt_id] = _Job(request)
+        job = self._jobs[request.job.attempt_id] = BatchJob(request)
         if not self.is_open:
             job.returned = True
             return
@@ -291,7 +245,7 @@ class Batch:
             return
         self._waiting.append(job)
 
-    def _stop(self, job: _Job, order: CarriedStop) -> None:
+    def _stop(self, job: BatchJob, order: CarriedStop) -> None:
         if job.is_over:
             return
         if job in self._waiting:
@@ -347,7 +301,7 @@ class Batch:
             job.reported = (job.started_at is not None, job.is_over)
         return BatchAnswer(jobs=tuple(carried), dirty=self._dirty)
 
-    def _page(self, job: _Job, offset: int, room: int) -> tuple[bytes, bool]:
+    def _page(self, job: BatchJob, offset: int, room: int) -> tuple[bytes, bool]:
         """Return frames of the log, and whether they reach its end. A damaged log ends where the
         damage begins: the others go on."""
         if job.log is None:
@@ -399,7 +353,7 @@ class Batch:
             self._waiting.popleft().returned = True
         self._bell.ring()
 
-    async def _run(self, job: _Job) -> None:
+    async def _run(self, job: BatchJob) -> None:
         folder = self._folder_of(job)
         job.began_at = self._now()
         try:
@@ -431,7 +385,7 @@ class Batch:
         await self._pack(job)
         self._conclude(job, verdict, ending)
 
-    def _signals_of(self, job: _Job) -> EndSignals | None:
+    def _signals_of(self, job: BatchJob) -> EndSignals | None:
         wanted = job.request.job.signal
         if wanted is None:
             return None
@@ -439,9 +393,9 @@ class Batch:
         def session() -> int | None:
             return None if job.execution is None else job.execution.session
 
-        return EndSignals(self._folder_of(job), wanted.name, session, partial(_say, job), self._now)
+        return EndSignals(self._folder_of(job), wanted.name, session, job.say, self._now)
 
-    async def _pack(self, job: _Job) -> None:
+    async def _pack(self, job: BatchJob) -> None:
         """Pack the output folder, which no other job shall find."""
         from runner.job import packing  # 5 ms that only a container with several jobs pays for
 
@@ -449,7 +403,7 @@ class Batch:
         limit = self._outputs_limit
         if limit is None:
             if left := await asyncio.to_thread(_left_in, folder):
-                _say(job, f"outputs: {left} {NOT_STORED}")
+                job.say(f"outputs: {left} {NOT_STORED}")
             return
         archive = folder.with_name(packing.ARCHIVE_NAME)
         try:
@@ -458,9 +412,9 @@ class Batch:
             return
         except OSError as error:
             job.outputs_are_lost = True
-            _say(job, f"outputs: they are lost, for they cannot be packed: {error.strerror}")
+            job.say(f"outputs: they are lost, for they cannot be packed: {error.strerror}")
 
-    def _limit(self, job: _Job, log: SegmentLog) -> None:
+    def _limit(self, job: BatchJob, log: SegmentLog) -> None:
         quota = job.request.job.log_quota or self._bounds.log_quota
 
         def end() -> None:
@@ -469,7 +423,7 @@ class Batch:
 
         log.limit(quota, end if job.request.job.fail_on_log_quota else None)
 
-    async def _execute(self, job: _Job, preparation: Preparation) -> tuple[Ending, Verdict]:
+    async def _execute(self, job: BatchJob, preparation: Preparation) -> tuple[Ending, Verdict]:
         """Run the job in a leaf of its own, where there is one. Raises CannotStart."""
         leaf = await self._leaves.take()
         try:
@@ -479,7 +433,7 @@ class Batch:
                 self._leaves.ended(leaf)
 
     async def _execute_in(
-        self, leaf: Leaf | None, job: _Job, preparation: Preparation
+        self, leaf: Leaf | None, job: BatchJob, preparation: Preparation
     ) -> tuple[Ending, Verdict]:
         assert job.log is not None
         launch = await preparation.launch(job.request)
@@ -501,14 +455,14 @@ class Batch:
         if job.request.job.leaves_something:
             copying = preparation.keep_outputs(job.request, ending, job.began_at or 0.0)
             for line in await job.keeping.lines(copying):
-                _say(job, line)
+                job.say(line)
         self._dirty = job.execution.dirt or self._dirty
         if self._dirty is None:
             after = await self.look(launch, preparation)
             self._dirty = surroundings.difference(before, after)
         return ending, verdict
 
-    def _conclude(self, job: _Job, verdict: Verdict, ending: Ending | None) -> None:
+    def _conclude(self, job: BatchJob, verdict: Verdict, ending: Ending | None) -> None:
         if job.log is not None:
             job.log.finish()
         job.exit = ExitRecord(
@@ -522,7 +476,7 @@ class Batch:
             container_stopped=self._closing,
         )
 
-    def _folder_of(self, job: _Job) -> Path:
+    def _folder_of(self, job: BatchJob) -> Path:
         return self._task / FOLDER / job.id
 
     def _make(self, folder: Path) -> None:
@@ -545,12 +499,6 @@ class _Chained(Bell):
     def ring(self) -> None:
         super().ring()
         self._outer.ring()
-
-
-def _say(job: _Job, text: str) -> None:
-    if job.log is not None:
-        lead = b"" if job.log.at_line_start else b"\n"
-        job.log.append(Stream.SYSTEM, lead + notice_line(text))
 
 
 def _left_in(folder: Path) -> int:

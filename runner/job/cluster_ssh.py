@@ -76,6 +76,7 @@ def _alone_in(folder: Path, user: Identity) -> Iterator[None]:
 
     If locks do not work, or one is never released, the job begins anyway.
     """
+    # The folder is the job's: a link there must not give another file to its user.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     lock = os.open(folder / _LOCK, flags, 0o600)
     try:

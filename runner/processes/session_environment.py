@@ -52,6 +52,7 @@ def write(task: Path, env: dict[str, str]) -> None:
 
 def write_private(paths: list[Path], data: bytes) -> Path:
     """Write to the first place that accepts it. Raises OSError."""
+    # All users write to a tmpfs such as /dev/shm: O_EXCL refuses a file or link that is there.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     failed: OSError = FileNotFoundError("there is no writable tmpfs")
     for path in paths:

@@ -246,6 +246,7 @@ class DirectWays:
                     answer = await self._lead(
                         task_id, port, exposed, question.certificate, generation
                     )
+            # Who asked may have gone without the answer: drain() tells of the reset.
             with contextlib.suppress(OSError):
                 writer.write(msgspec.json.encode(answer) + b"\n")
                 await writer.drain()

@@ -267,6 +267,7 @@ class Port(RelayEnd):
     def _fail(self, error: ConnectionError) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
+            # Nobody may wait for it: asyncio logs an exception that nobody has asked for.
             self._answer.exception()
         if not self.connected.done():
             self.connected.set_exception(error)

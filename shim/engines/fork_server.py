@@ -167,6 +167,8 @@ class ForkServer:
         log.warning("the fork server is given up (%s); see %s", why, self._output)
         self._socket.close()
         self._socket = None
+        # Nobody tells how these end: the next server has not forked them.
+        self._children.clear()
         # It may only be slow: it must not fork what is started without it.
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)

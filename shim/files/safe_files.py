@@ -159,6 +159,7 @@ def replace_file(folder: Path, name: str, data: bytes, mode: int = 0o644, gid: i
             os.fchmod(file.fileno(), mode)
         os.rename(unfinished, name, src_dir_fd=base, dst_dir_fd=base)
     except OSError:
+        # There is none to remove where it could not even be made.
         with contextlib.suppress(OSError):
             os.unlink(unfinished, dir_fd=base)
         raise

@@ -88,6 +88,7 @@ class _Call:
             """The loop has ended meanwhile, and with it the caller."""
 
     def _settle(self, result: Any, failure: BaseException | None) -> None:
+        # Its caller was cancelled while the driver worked.
         if self.future.cancelled():
             return
         if failure is None:

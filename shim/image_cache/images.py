@@ -165,6 +165,7 @@ class Images:
     ) -> ImageInfo:
         key = (reference, auth.username, auth.password) if auth else (reference, None, None)
         shared = self._pulls.get(key)
+        # One that has ended stays here until its listeners have run: who comes now asks again.
         if shared is None or shared.task.done():
             shared = _SharedPull(lambda pull: self._pull(reference, auth, pull))
             self._pulls[key] = shared
@@ -343,5 +344,6 @@ async def _end(task: asyncio.Future[ImageInfo]) -> None:
     if not task.done():
         task.cancel()
         await asyncio.wait([task])
+    # asyncio logs an exception that nobody has asked a task for.
     if not task.cancelled():
         task.exception()

@@ -61,6 +61,7 @@ class Namespace:
             with socket.socket(socket.AF_UNIX) as client:
                 client.settimeout(_SECONDS)
                 client.connect(engine_socket)
+                # Of the process that called listen(2) there (unix(7)).
                 peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
             path = f"/proc/{_PEER.unpack(peer)[0]}/ns/net"
             if _same(path, _OWN):

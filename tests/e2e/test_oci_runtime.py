@@ -17,11 +17,11 @@ from fairlead.wire.shim import ContainerOptions
 from shim.engines.base import NodeFault
 from shim.engines.docker.engine import DockerEngine
 from shim.errors import EngineError
-from shim.settings import AUTO_RUNTIME
+from shim.settings import AUTO_RUNTIME, Settings
 from tests.support import images
 from tests.support.docker_daemon import ONE_CGROUP_VERSION, DockerDaemon
 from tests.support.docker_packages import crun
-from tests.support.engine_contract import EngineContract, World, spec
+from tests.support.engine_contract import EngineContract, spec
 from tests.support.engine_world import EngineWorld, settings_in
 from tests.support.waiting import eventually
 
@@ -31,9 +31,25 @@ Start = Callable[[str], DockerDaemon]
 
 
 @pytest.fixture(scope="module")
-def start_with(tmp_path_factory: pytest.TempPathFactory, testbed_folder: Path) -> Iterator[Start]:
+def started() -> Iterator[list[DockerDaemon]]:
+    daemons: list[DockerDaemon] = []
+    yield daemons
+    for daemon in daemons:
+        daemon.stop()
+
+
+@pytest.fixture(autouse=True)
+def emptied(started: list[DockerDaemon]) -> Iterator[None]:
+    yield
+    for daemon in started:
+        daemon.remove_containers()
+
+
+@pytest.fixture(scope="module")
+def start_with(
+    started: list[DockerDaemon], tmp_path_factory: pytest.TempPathFactory, testbed_folder: Path
+) -> Start:
     """Starts an engine that has busybox:latest and knows this program as crun."""
-    started: list[DockerDaemon] = []
 
     def start(program: str) -> DockerDaemon:
         folder = testbed_folder / f"crun-{len(started)}"
@@ -46,9 +62,7 @@ def start_with(tmp_path_factory: pytest.TempPathFactory, testbed_folder: Path) -
         daemon.import_image("busybox:latest", root)
         return daemon
 
-    yield start
-    for daemon in started:
-        daemon.stop()
+    return start
 
 
 @pytest.fixture(scope="module")
@@ -66,44 +80,63 @@ def with_one_that_refuses(
     return start_with(str(program))
 
 
-class TestDockerEngineWithCrun(EngineContract):
-    @pytest.fixture
-    async def world(
-        self, with_crun: DockerDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> AsyncIterator[World]:
-        monkeypatch.setenv("DOCKER_HOST", with_crun.url)
-        settings = msgspec.structs.replace(settings_in(tmp_path), oci_runtime="crun")
-        world = EngineWorld(tmp_path, settings, DockerEngine)
-        await world.again()
+@asynccontextmanager
+async def world_on(
+    daemon: DockerDaemon, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[EngineWorld]:
+    """Give the world of an engine that talks to this daemon."""
+    monkeypatch.setenv("DOCKER_HOST", daemon.url)
+    world = EngineWorld(settings.data.parent, settings, DockerEngine)
+    await world.again()
+    try:
         yield world
+    finally:
         await world.close()
-        await asyncio.to_thread(with_crun.remove_containers)
+
+
+@pytest.fixture
+async def world(
+    with_crun: DockerDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[EngineWorld]:
+    """Its containers are crun's."""
+    settings = msgspec.structs.replace(settings_in(tmp_path), oci_runtime="crun")
+    async with world_on(with_crun, settings, monkeypatch) as world:
+        yield world
+
+
+class TestDockerEngineWithCrun(EngineContract):
+    """It takes the world above."""
+
+
+@asynccontextmanager
+async def choosing(
+    daemon: DockerDaemon, folder: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[EngineWorld, Callable[[str], Awaitable[tuple[str, str]]]]]:
+    """Give the world of an engine that chooses, and what makes a container of a task: it returns
+    the container and its OCI runtime."""
+    settings = msgspec.structs.replace(
+        settings_in(folder), oci_runtime=AUTO_RUNTIME, runtime=runtime
+    )
+    async with world_on(daemon, settings, monkeypatch) as world:
+
+        async def made(task_id: str) -> tuple[str, str]:
+            container = await world.engine.create(spec(world, task_id, "exit 0"))
+            asked = ("inspect", "--format", "{{.HostConfig.Runtime}}", container)
+            return container, await asyncio.to_thread(daemon.docker, *asked)
+
+        yield world, made
 
 
 async def _chosen_on(
     daemon: DockerDaemon, folder: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> str:
-    """Return the OCI runtime of a container of a shim that chooses."""
-    monkeypatch.setenv("DOCKER_HOST", daemon.url)
-    settings = msgspec.structs.replace(
-        settings_in(folder), oci_runtime=AUTO_RUNTIME, runtime=runtime
-    )
-    world = EngineWorld(folder, settings, DockerEngine)
-    await world.again()
-    try:
-        made = await world.engine.create(spec(world, "t1", "exit 0"))
-        asked = ("inspect", "--format", "{{.HostConfig.Runtime}}", made)
-        return await asyncio.to_thread(daemon.docker, *asked)
-    finally:
-        await world.close()
-        left = await asyncio.to_thread(
-            daemon.docker, "ps", "-aq", "--filter", "name=fairlead-trial"
-        )
-        images_left = await asyncio.to_thread(
-            daemon.docker, "images", "-q", "fairlead-trial-install-1"
-        )
-        await asyncio.to_thread(daemon.remove_containers)
-        assert (left, images_left) == ("", ""), "the trial leaves nothing"
+    """Return the OCI runtime of a container of a shim that chooses; its trial leaves nothing."""
+    async with choosing(daemon, folder, runtime, monkeypatch) as (_, made):
+        _, chosen = await made("t1")
+    trials = ("ps", "-aq", "--filter", "name=fairlead-trial")
+    assert await asyncio.to_thread(daemon.docker, *trials) == ""
+    assert await asyncio.to_thread(daemon.docker, "images", "-q", "fairlead-trial-install-1") == ""
+    return chosen
 
 
 async def test_crun_starts_containers_where_it_works(
@@ -121,20 +154,6 @@ async def test_runc_starts_containers_where_crun_refuses_the_node(
     assert await _chosen_on(with_one_that_refuses, tmp_path, runtime, monkeypatch) == "runc"
 
 
-@pytest.fixture
-async def world(
-    with_crun: DockerDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[EngineWorld]:
-    """Its containers are crun's."""
-    monkeypatch.setenv("DOCKER_HOST", with_crun.url)
-    settings = msgspec.structs.replace(settings_in(tmp_path), oci_runtime="crun")
-    world = EngineWorld(tmp_path, settings, DockerEngine)
-    await world.again()
-    yield world
-    await world.close()
-    await asyncio.to_thread(with_crun.remove_containers)
-
-
 async def test_what_the_kernel_refuses_a_job_is_no_fault_of_the_node(world: EngineWorld) -> None:
     options = ContainerOptions(pids_limit=10**12)
     asked = msgspec.structs.replace(spec(world, "t1", "exit 0"), options=options)
@@ -149,31 +168,6 @@ async def test_a_runtime_that_is_gone_is_a_fault_of_the_node(world: EngineWorld)
     made = await world.engine.create(spec(world, "t1", "exit 0"))
     with pytest.raises(NodeFault, match="fairlead-entrypoint"):
         await world.engine.start(made)
-
-
-@asynccontextmanager
-async def choosing(
-    daemon: DockerDaemon, folder: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[EngineWorld, Callable[[str], Awaitable[tuple[str, str]]]]]:
-    """Give the world of an engine that chooses, and what makes a container of a task: it returns
-    the container and its OCI runtime."""
-    monkeypatch.setenv("DOCKER_HOST", daemon.url)
-    settings = msgspec.structs.replace(
-        settings_in(folder), oci_runtime=AUTO_RUNTIME, runtime=runtime
-    )
-    world = EngineWorld(folder, settings, DockerEngine)
-    await world.again()
-
-    async def made(task_id: str) -> tuple[str, str]:
-        container = await world.engine.create(spec(world, task_id, "exit 0"))
-        asked = ("inspect", "--format", "{{.HostConfig.Runtime}}", container)
-        return container, await asyncio.to_thread(daemon.docker, *asked)
-
-    try:
-        yield world, made
-    finally:
-        await world.close()
-        await asyncio.to_thread(daemon.remove_containers)
 
 
 async def test_runc_starts_containers_once_crun_is_gone(

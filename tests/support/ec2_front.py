@@ -47,9 +47,13 @@ _HISTORY = (
 )
 _SPOT = "DescribeSpotPriceHistory"
 _VERSION = "2016-11-15"
+_SOLD = ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings")
 _NEW = "RunInstances"
 _LIST = "DescribeInstances"
 _END = "TerminateInstances"
+
+
+_pages_of_sale: dict[tuple[str, str, str], tuple[int, bytes]] = {}
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -215,6 +219,8 @@ class Ec2Front:
             return 200, made.answer
         if action == _LIST and self._computers is not None:
             await self._end_those_that_are_off(request, self._computers)
+        if action in _SOLD:
+            return await self._of_sale(request, wish)
         status, content = await self._asked(request, self._for_moto(action, wish))
         if action == _NEW and status == web.HTTPOk.status_code:
             (found,) = _INSTANCE.findall(content)
@@ -224,6 +230,15 @@ class Ec2Front:
                 address = _address_in(content)
                 await asyncio.to_thread(self._computers.boot, instance, address, wish)
         return status, content
+
+    async def _of_sale(self, request: web.Request, wish: Mapping[str, str]) -> tuple[int, bytes]:
+        """Return moto's answer, which no act changes: all fronts of it remember these pages, since
+        it takes a part of a second for each."""
+        region = _REGION.search(request.headers.get("Authorization", ""))
+        key = (self._moto, region.group(1) if region else "?", urlencode(wish))
+        if key not in _pages_of_sale:
+            _pages_of_sale[key] = await self._asked(request, wish)
+        return _pages_of_sale[key]
 
     async def _asked(self, request: web.Request, wish: Mapping[str, str]) -> tuple[int, bytes]:
         """Return moto's answer to the wish, in the region of the request."""

@@ -7,6 +7,7 @@ instead of 0.19 s. `tests/unit/installed` and the e2e tests start commands as th
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import json
 import os
@@ -15,6 +16,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -162,7 +164,24 @@ def _run(request: tuple[list[str], dict[str, str], str], fds: list[int]) -> None
     sys.stderr = open(2, "w", 1, encoding, "backslashreplace", closefd=False)  # noqa: SIM115
     from fairlead.cli.main import main
 
-    main()
+    try:
+        main()
+    except SystemExit as exit:
+        _end_at_once(exit.code)
+        raise
+
+
+def _end_at_once(code: object) -> None:
+    """End as Python does, but without taking its modules apart, which would copy all memory that
+    the process shares: 0.01 s instead of 0.08 s of the processor's time for `ps`. Return where that
+    is not so simple, such as with an output that nobody reads."""
+    if not isinstance(code, int | None) or threading.active_count() > 1:
+        return
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        atexit._run_exitfuncs()
+        os._exit(code or 0)
 
 
 def _serve() -> None:

@@ -100,11 +100,21 @@ def _trees() -> dict[str, ast.Module]:
 
 def _bodies() -> Iterator[tuple[str, str, int]]:
     for module, tree in _trees().items():
-        for node in ast.walk(tree):
+        for node in _statements(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 if body:
                     yield module, node.name, (body[-1].end_lineno or 0) - body[0].lineno + 1
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """Yield the statements below this node: no expression has a function, and most nodes are of
+    expressions."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(node, field, ()):
+            if isinstance(child, ast.stmt):
+                yield child
+            yield from _statements(child)
 
 
 def _is_there(path: str) -> bool:

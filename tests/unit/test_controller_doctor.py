@@ -353,7 +353,10 @@ def test_a_file_that_is_no_database_is_found(
     assert "it cannot be used" in capsys.readouterr().out
 
 
-def test_a_taken_port_and_a_wrong_certificate_are_found(tmp_path: Path) -> None:
+def test_a_taken_port_and_a_wrong_certificate_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "_ANSWER_SECONDS", 0.1)  # the port never answers
     broken = tmp_path / "c.pem"
     broken.write_text("no PEM")
     with socket.socket() as taken:

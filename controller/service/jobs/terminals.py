@@ -205,12 +205,14 @@ async def _as_socket(stream: PortStream) -> AsyncIterator[socket.socket]:
         writer.close()
         stream.writer.close()
         theirs.close()
+        # wait_closed raises what ended the connection, such as a reset.
         with contextlib.suppress(OSError):
             await writer.wait_closed()
 
 
 async def _pump(read: Callable[[int], Awaitable[bytes]], writer: Any, first: bytes = b"") -> None:
     data = first
+    # A reset ends this direction as an end does.
     with contextlib.suppress(OSError):
         while data or (data := await read(_PIECE_BYTES)):
             writer.write(data)

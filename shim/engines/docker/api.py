@@ -120,6 +120,7 @@ def in_own_thread(act: Callable[[], T], name: str) -> asyncio.Future[T]:
 
 
 def _unless_cancelled(future: asyncio.Future[T], settle: Callable[[], None]) -> None:
+    # The thread works on after its caller was cancelled, and a cancelled future takes no result.
     if not future.cancelled():
         settle()
 

@@ -306,6 +306,7 @@ def is_in_cgroup_of(container_id: str, pid: int) -> bool:
     """
     try:
         return container_id in (_PROC / str(pid) / "cgroup").read_text()
+    # ENOENT without the process, ESRCH when it ends before the read.
     except OSError:
         return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -186,7 +187,9 @@ async def test_only_an_admin_checks_and_only_what_is_there() -> None:
         await ProviderService(system_chance(), ManualClock(), None).check("lab", ADMIN)
 
 
-async def test_one_machine_is_made_and_ended(sshd: int) -> None:
+async def test_one_machine_is_made_and_ended(sshd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    brisk = partial(Trial, look_every=0.01)
+    monkeypatch.setattr("controller.machines.manager.Trial", brisk)
     cloud = cheap_and_dear()
     cloud.place = Place(host="127.0.0.1", port=sshd)
     service, _ = service_of(cloud)

@@ -16,6 +16,7 @@ from controller.lifecycle.model import Band, Fleet, NodeStatus, Run, RunState
 from controller.lifecycle.reports import NodeGone, StopRequested, TaskRemoved
 from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS
 from controller.pipelines.run_pipeline import RunPipeline
+from controller.replica import reading
 from controller.replica.copy import Chosen, Copy
 from controller.replica.reading import Following
 from controller.scheduling.index import CapacityIndex
@@ -29,7 +30,7 @@ from fairlead.model.reasons import Reason
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AllocationState, AttemptStatus
 from tests.doubles.clock import ManualClock
 from tests.doubles.watched_databases import FollowedSqlite
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.unit.pipelines.parts import Ids, steady_chance, submitted
 from tests.unit.scheduling.cluster import gpu_node
 from tests.unit.store.samples import a_run, an_attempt
@@ -37,6 +38,12 @@ from tests.unit.store.test_turns import ADA
 
 NODES = ("n1", "n2", "n3")
 BANDS = tuple(Band)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take longer to read than requests wait."""
+    monkeypatch.setattr(reading, "WAIT_SECONDS", LONG)
 
 
 class Leader:

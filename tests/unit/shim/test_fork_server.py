@@ -4,6 +4,7 @@ and whoever is killed, no task is lost or runs twice."""
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -229,6 +230,19 @@ async def test_a_killed_server_takes_no_task_with_it_and_is_replaced(world: Worl
     for number, pid in enumerate((first, second, third), start=1):
         assert procfs.find(pid)
         assert await world.run(f"t{number}", "echo hi") == "hi\n"
+
+
+async def test_nobody_waits_for_the_code_of_a_task_whose_server_was_killed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is held meanwhile, so no other task would start."""
+    first = await world.start("t1")
+    assert world.server.pid is not None
+    os.kill(world.server.pid, signal.SIGKILL)
+    await world.start("t2")
+    await world.start("t3")
+    monkeypatch.setattr(fork_server, "ANSWER_SECONDS", math.inf)  # no socket waits so long
+    assert await asyncio.to_thread(world.server.exit_code, first) is None
 
 
 def parent_of(pid: int) -> int:

@@ -1,7 +1,9 @@
-"""Lanes run every file once between them, and leave to each other what they cannot run."""
+"""Lanes run every file once between them, and leave to each other what they cannot run. Those that
+one pytest has forked are told as if it had run the tests itself."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.lanes import Queue
+from tests.support.waiting import wait_until
 
 FILES = ["a/test_1.py", "a/test_2.py", "b/test_3.py", "b/test_4.py"]
 
@@ -35,13 +38,28 @@ def test_lanes_that_found_different_files_do_not_begin(tmp_path: Path) -> None:
 
 
 PLUGIN = """\
-from tests.support import lanes
+from tests.support import forked_lanes, lanes
 
 def pytest_addoption(parser):
     lanes.add_options(parser)
+    forked_lanes.add_options(parser)
 
 def pytest_configure(config):
     lanes.configure(config)
+    forked_lanes.configure(config)
+"""
+HELD = """
+import os
+from pathlib import Path
+import pytest
+
+@pytest.fixture(scope="session")
+def held():
+    yield
+    Path("given-back").write_text(str(os.getpid()))
+
+def test_held(held):
+    Path("held").write_text(f"{os.getpid()} {os.getppid()}")
 """
 
 
@@ -58,9 +76,14 @@ def project(tmp_path: Path) -> Path:
 
 
 def lane(project: Path, *options: str) -> tuple[int, str]:
+    return played(project, "--lanes", "queue", "--fetching", "far", *options)
+
+
+def played(project: Path, *options: str) -> tuple[int, str]:
     argv = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--rootdir", "."]
-    argv += ["--lanes", "queue", "--fetching", "far", *options]
-    env = {"PYTHONPATH": str(Path(__file__).parents[3])}
+    argv += options
+    # Those of other packages take half a second of the processor's time to load.
+    env = {"PYTHONPATH": str(Path(__file__).parents[3]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(argv, cwd=project, env=env, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
@@ -95,3 +118,54 @@ def test_a_file_that_cannot_be_collected_fails_the_lane(project: Path) -> None:
     status, output = lane(project)
     assert status != 0
     assert "nothing_of_the_kind" in output
+
+
+def test_forked_lanes_run_all_tests_and_give_back_what_these_held(project: Path) -> None:
+    (project / "far" / "test_held.py").write_text(HELD)
+    status, output = played(project, "--forked-lanes", "2")
+    assert status == 0
+    assert "7 passed" in output
+    for name in ("test_a.py", "test_b.py", "far/test_c.py"):
+        assert output.count(f"{name}::test_second PASSED") == 1
+    lane, _ = (project / "held").read_text().split()
+    assert (project / "given-back").read_text() == lane
+
+
+def test_a_test_that_fails_in_a_forked_lane_is_told_with_the_files_before(project: Path) -> None:
+    (project / "test_b.py").write_text("def test_third(): assert 1 == 2\n")
+    status, output = played(project, "--forked-lanes", "1")
+    assert status == 1
+    assert output.count("test_b.py:1: AssertionError") == 1
+    assert "1 failed, 4 passed" in output
+    assert "far/test_c.py test_a.py test_b.py" in output
+
+
+def test_a_forked_lane_that_is_killed_fails_the_run_with_its_last_test(project: Path) -> None:
+    (project / "far" / "test_d.py").write_text(
+        "import os, signal\ndef test_fatal(): os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    status, output = played(project, "--forked-lanes", "1")
+    assert status == 3
+    assert "a lane ended with -9 after far/test_d.py::test_fatal" in output
+
+
+def test_an_interrupt_reaches_each_forked_lane_once(project: Path) -> None:
+    waits = "\n    import time; time.sleep(120)\n"
+    (project / "far" / "test_held.py").write_text(HELD + waits)
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--forked-lanes", "2"]
+    env = {"PYTHONPATH": str(Path(__file__).parents[3]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    with subprocess.Popen(argv, cwd=project, env=env, stdout=subprocess.PIPE, text=True) as run:
+        wait_until((project / "held").exists)
+        run.send_signal(signal.SIGINT)
+        output, _ = run.communicate()
+    assert run.returncode == 2
+    assert "KeyboardInterrupt" in output
+    assert (project / "given-back").exists()
+
+
+def test_what_cannot_be_collected_forks_nothing(project: Path) -> None:
+    (project / "test_b.py").write_text("import nothing_of_the_kind\n")
+    status, output = played(project, "--forked-lanes", "2")
+    assert status == 2
+    assert "nothing_of_the_kind" in output
+    assert "PASSED" not in output
