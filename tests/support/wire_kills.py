@@ -97,7 +97,12 @@ class KillLab:
         """A container whose start was reported has its network, also before the next life."""
         for number, member in enumerate(self._members):
             if (self._folder / f"told-{number}").exists() and not member.reaches(OUTSIDE):
-                self._break(f"container {number} was reported and has no network")
+                seen = f"wires {sorted(self.node.wires())}, rules of {sorted(self._listed())}"
+                now = member.reaches(OUTSIDE)
+                self._break(
+                    f"container {number} was reported and has no network; {seen}; asked again, it "
+                    f"reaches the outside: {now}"
+                )
 
     def _check_whole(self) -> None:
         attached = self._attached()
