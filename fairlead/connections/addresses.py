@@ -183,7 +183,10 @@ def _parsed(text: str, whole: str, field: str) -> Address:
     except ValueError:
         # urlsplit raises it for odd brackets, and `port` for what is no number of a port.
         parts, host, port = urlsplit(""), None, None
-    if parts.scheme not in ("http", "https") or not host:
+    # What follows the path would end up within it.
+    is_root = parts.path.isascii() and parts.path.isprintable() and " " not in parts.path
+    is_root = is_root and not (parts.query or parts.fragment)
+    if parts.scheme not in ("http", "https") or not host or not is_root:
         among = f" (in {whole!r}; write a comma between two URLs)" if url != whole else ""
         raise SettingsError(
             f"{field}: {text.strip()!r} is not a URL like http://127.0.0.1:8700{among}"

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 MAX_LINE = 1 << 16
 MAX_HEADERS = 128
+MAX_HEADS = 128
 _SWITCHES, _FINAL, _EMPTY = 101, 200, (204, 304)
+_VERSION = b"HTTP/1."
 _MAX_DIGITS = 16
 """Of a size: no more than a machine can hold."""
 _DIGITS = {10: "0123456789", 16: "0123456789abcdefABCDEF"}
@@ -86,23 +88,32 @@ class Answer:
         self.status = 0
 
     def read_head(self) -> None:
-        self._read_one_head()
         # What a server says of its progress is no answer yet (RFC 9110, 15.2).
-        while self.status < _FINAL and self.status != _SWITCHES:
+        for _ in range(MAX_HEADS):
             self._read_one_head()
+            if self.status >= _FINAL or self.status == _SWITCHES:
+                break
+        else:
+            raise BadAnswer(f"no answer in {MAX_HEADS} heads")
         self._body = io.BufferedReader(_Body(self._file, *self._framing()), _BUFFER)
 
     def _read_one_head(self) -> None:
-        self.status = _status(_line(self._file))
+        self.status = _status(_first_line(self._file))
         self._headers = {}
-        while line := _line(self._file):
+        name = ""
+        for line in _headers(self._file):
+            # Old servers continue a header so (RFC 9112, 5.2).
+            if name and line.startswith(tuple(_BLANKS)):
+                self._headers[name] += f" {line.strip(_BLANKS)}"
+                continue
             name, colon, value = line.partition(":")
-            # A name with a blank, or a line that goes on, is read in two ways (RFC 9112, 5.1, 5.2).
+            # A name with a blank is read in two ways (RFC 9112, 5.1).
             if not colon or not name or name != name.strip():
                 raise BadAnswer("a header without a name")
-            if len(self._headers) == MAX_HEADERS:
-                raise BadAnswer(f"more than {MAX_HEADERS} headers")
-            self._headers[name.lower()] = value.strip(_BLANKS)
+            name, value = name.lower(), value.strip(_BLANKS)
+            if name in self._headers:
+                value = f"{self._headers[name]}, {value}"  # which is the same (RFC 9110, 5.3)
+            self._headers[name] = value
 
     def _framing(self) -> tuple[int | None, bool]:
         """Return the size of the body, None if the connection's end tells it, and whether it comes
@@ -114,8 +125,14 @@ class Answer:
             if coding.lower() != "chunked":
                 raise BadAnswer(f"the coding {coding!r}")
             return 0, True
-        size = self._headers.get("content-length")
-        return (None if size is None else _number(size, 10)), False
+        given = self._headers.get("content-length")
+        if given is None:
+            return None, False
+        # Proxies have joined lengths that are given twice (RFC 9112, 6.3).
+        sizes = {_number(size.strip(_BLANKS), 10) for size in given.split(",")}
+        if len(sizes) > 1:
+            raise BadAnswer(f"the lengths {given[:40]!r}")
+        return sizes.pop(), False
 
     def header(self, name: str) -> str | None:
         return self._headers.get(name.lower())
@@ -172,7 +189,7 @@ class _Body(io.RawIOBase):
         self._left = _number(_line(self._file).partition(";")[0].strip(_BLANKS), 16)
         if not self._left:
             self._is_chunked = False
-            while _line(self._file):  # trailers
+            for _ in _headers(self._file):  # trailers
                 pass
 
 
@@ -181,12 +198,35 @@ def _head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
     # A line break would begin another header, or another request; a blank ends the target.
     if " " in target or not all(map(str.isprintable, lines)):
         raise BadRequest("a blank or a control character in the address or in a header")
-    return "\r\n".join((*lines, "", "")).encode("ascii")
+    try:
+        return "\r\n".join((*lines, "", "")).encode("ascii")
+    except UnicodeEncodeError:
+        raise BadRequest("the address or a header is not written in ASCII") from None
+
+
+def _first_line(file: io.BufferedReader) -> str:
+    line = file.readline(MAX_LINE)
+    # Other protocols may end none of their lines in this way.
+    if not (line.startswith(_VERSION) or _VERSION.startswith(line)):
+        raise BadAnswer("another protocol than HTTP/1.1")
+    return _ended(line)
+
+
+def _headers(file: io.BufferedReader) -> Iterator[str]:
+    """Yield the lines of headers, or of trailers, until the empty one behind them."""
+    for _ in range(MAX_HEADERS + 1):
+        if not (line := _line(file)):
+            return
+        yield line
+    raise BadAnswer(f"more than {MAX_HEADERS} headers")
 
 
 def _line(file: io.BufferedReader) -> str:
     """Return the next line of a frame without its end."""
-    line = file.readline(MAX_LINE)
+    return _ended(file.readline(MAX_LINE))
+
+
+def _ended(line: bytes) -> str:
     if not line.endswith(b"\n"):
         if len(line) == MAX_LINE:
             raise BadAnswer(f"a line of more than {MAX_LINE} bytes")
@@ -195,9 +235,7 @@ def _line(file: io.BufferedReader) -> str:
 
 
 def _status(line: str) -> int:
-    version, _, rest = line.partition(" ")
-    if not version.startswith("HTTP/1."):
-        raise BadAnswer("another protocol than HTTP/1.1")
+    rest = line.partition(" ")[2]
     status = _number(rest[:3], 10)
     if not 100 <= status <= 999 or rest[3:4].strip():
         raise BadAnswer(f"the status {rest[:20]!r}")

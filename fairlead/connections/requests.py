@@ -224,7 +224,7 @@ class Requests:
             except _LOST as error:
                 raise self.lost(error, address) from None
             body = self._read(response)
-            if response.status >= 400:
+            if response.status >= 300:
                 raise self.refusal(response.status, body, address)
 
     def _connected(
@@ -269,7 +269,8 @@ class Requests:
             response = connection.answer()
         except _LOST as error:
             raise self.lost(error, address) from None
-        if response.status >= 400 and response.status not in passes:
+        # A redirection too: a controller sends none, so it is of a proxy or a portal.
+        if response.status >= 300 and response.status not in passes:
             raise self.refusal(response.status, self._read(response), address)
         return response
 
@@ -349,9 +350,9 @@ class Requests:
 
 def _connected(address: Address, seconds: float) -> socket.socket:
     """Raises OSError."""
-    # getaddrinfo loads the codec of IDNA for each `str`, which is 1.3 ms of a command's start. A
-    # name in ASCII is the same name in bytes; the stubs know only `str`.
-    name: Any = address.host.encode() if address.host.isascii() else address.host
+    # getaddrinfo loads the codec of IDNA for each `str`, which is 1.3 ms of a command's start. The
+    # stubs know only `str`.
+    name: Any = _in_ascii(address.host).encode()
     made = socket.create_connection((name, address.port), seconds)
     try:
         # Else the kernel holds a request's content back until its head is confirmed (tcp(7)).
@@ -368,12 +369,23 @@ def _secured(plain: socket.socket, address: Address, seconds: float) -> socket.s
     # A controller that waits holds a connection until another one leads: that takes longer than a
     # machine takes to accept one.
     plain.settimeout(max(CONNECT_SECONDS, seconds))
-    return ssl.create_default_context().wrap_socket(plain, server_hostname=address.host)
+    name = _in_ascii(address.host)
+    return ssl.create_default_context().wrap_socket(plain, server_hostname=name)
+
+
+def _in_ascii(host: str) -> str:
+    """Return the name as DNS, TLS and HTTP know it. Raises OSError when it can be none."""
+    if host.isascii():
+        return host
+    try:
+        return host.encode("idna").decode()
+    except UnicodeError:
+        raise socket.gaierror(socket.EAI_NONAME, "no name of a host") from None
 
 
 def _host(address: Address) -> str:
     """Return the header Host."""
-    name = address.host if address.host.isascii() else address.host.encode("idna").decode()
+    name = _in_ascii(address.host)
     name = f"[{name}]" if ":" in name else name
     usual = 443 if address.is_secure else 80
     return name if address.port == usual else f"{name}:{address.port}"

@@ -331,6 +331,22 @@ def test_a_container_that_was_expected_and_never_made_leaves_no_rule(node: WireN
         assert node.inside("nft", "list", "ruleset") == before
 
 
+def test_a_wire_whose_rules_are_flushed_before_it_is_made_is_closed_until_they_are_back(
+    node: WireNode, member: Member
+) -> None:
+    with wire_lab(node) as lab:
+        _, theirs = lab.connect("t2", "theirs")
+        lab.wires.expect("t1", "ours")
+        lab.drop_table()
+        address = IPv4Address(lab.wires.give())
+        ours = Attachment(task_id="t1", run_id="ours", container="t1", address=address)
+        lab.wires.attach(ours, member.pid, lambda: True)
+        assert member.reached(OUTSIDE, theirs.address) == [False, False]
+        lab.wires.repair()
+        assert member.reached(OUTSIDE, theirs.address) == [True, False]
+        assert lab.wires.detach("t1") == address
+
+
 def test_the_last_shim_leaves_nothing_in_the_nodes_firewall(node: WireNode) -> None:
     ours = ("iptables-save", "ip6tables-save")
     with wire_lab(node) as lab:

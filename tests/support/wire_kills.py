@@ -15,6 +15,7 @@ from shim.wires.wires import Attachment, Wires
 from tests.support.wire_lab import OUTSIDE, OUTSIDE6, SUBNET, Member, WireNode
 
 MEMBERS = 4
+ASKED = 3
 LATEST = 0.25
 """Seconds of a life at most: a wire takes some 20 ms here."""
 _INSTALL = "kills"
@@ -96,8 +97,14 @@ class KillLab:
     def _check_told(self) -> None:
         """A container whose start was reported has its network, also before the next life."""
         for number, member in enumerate(self._members):
-            if (self._folder / f"told-{number}").exists() and not member.reaches(OUTSIDE):
-                self._break(f"container {number} was reported and has no network")
+            if (self._folder / f"told-{number}").exists() and not self._reaches(member):
+                seen = f"wires {sorted(self.node.wires())}, rules of {sorted(self._listed())}"
+                self._break(f"container {number} was reported and has no network; {seen}")
+
+    def _reaches(self, member: Member) -> bool:
+        """Ask some times: on a loaded machine an answer may be late. Nobody connects a container
+        between a kill and the next life, so one without a network stays without it."""
+        return any(member.reaches(OUTSIDE) for _ in range(ASKED))
 
     def _check_whole(self) -> None:
         attached = self._attached()

@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -21,6 +23,7 @@ from fairlead.rest import ControllerClient
 from fairlead.wire.errors import LEADS_NO_MORE, STORE_UNAVAILABLE
 from tests.support.ssh_daemon import free_port
 
+ODD_PATHS = ("http://c2/a b", "http://c2/\u00e4", "http://c2/x?a=b", "http://c2/#top")
 CUT = 0
 """Instead of an HTTP status: the connection is cut when the request is there."""
 
@@ -163,9 +166,6 @@ def test_the_last_address_and_a_request_that_may_not_be_repeated_have_their_whol
 
 
 def test_an_upload_begins_again_at_the_next_address(play: Callable[[], _Played]) -> None:
-    from pathlib import Path
-    from tempfile import TemporaryDirectory
-
     first, second = play(), play()
     first.status = CUT
     with TemporaryDirectory() as folder:
@@ -183,6 +183,28 @@ def test_an_address_that_is_no_controller_is_told_and_passed_over(
     assert of(wrong.url, right.url, told=told).get("/v1/x") == right.body
     (sentence,) = told
     assert "it answers with HTTP 404, but not like a Fairlead controller" in sentence
+
+
+def test_a_redirection_is_no_answer_of_a_controller(play: Callable[[], _Played]) -> None:
+    """A portal or a proxy redirects: nothing was done, and nothing was uploaded."""
+    portal = play()
+    portal.status, portal.body = 302, b"<html>"
+    client = of(portal.url)
+    with pytest.raises(ConnectionLost, match="answered with HTTP 302, but not like a Fairlead"):
+        client.post("/v1/x", {})
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "code")
+        file.write_bytes(b"x")
+        with pytest.raises(ConnectionLost, match="HTTP 302"):
+            client.upload("d", file, lambda _: None)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("host", ["m\u00fcller..x", "a..b", "\u00e4" * 80, "no such host"])
+def test_a_name_that_no_host_can_have_is_told(scheme: str, host: str) -> None:
+    with pytest.raises(ConnectionLost, match="its name cannot be looked up") as lost:
+        of(f"{scheme}://{host}:8700").post("/v1/x", {})
+    assert lost.value.unsent
 
 
 def test_a_controller_that_does_not_know_the_token_is_told_and_passed_over(
@@ -216,11 +238,12 @@ def test_all_that_cannot_be_reached_are_named(play: Callable[[], _Played]) -> No
     assert not lost.value.unsent
 
 
-@pytest.mark.parametrize("wrong", ["", "c2", "ftp://c2", "http://c2:99999"])
+@pytest.mark.parametrize("wrong", ["", "c2", "ftp://c2", "http://c2:99999", *ODD_PATHS])
 def test_a_wrong_one_of_the_list_is_named(wrong: str) -> None:
     with pytest.raises(SettingsError, match="FAIRLEAD_URL") as refused:
         Addresses(f"http://c1,{wrong}")
     assert repr(wrong) in str(refused.value)
+    assert "is not a URL like http://127.0.0.1:8700" in str(refused.value)
     assert "write a comma between two URLs" in str(refused.value)
 
 

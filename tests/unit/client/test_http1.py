@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fairlead.connections.http1 import (
     MAX_HEADERS,
+    MAX_HEADS,
     MAX_LINE,
     Answer,
     BadAnswer,
@@ -69,6 +70,10 @@ def whole(*pieces: bytes) -> tuple[int, bytes]:
         (b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\n\r\nmore", (101, b"")),
         (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 1\r\n\r\nx", (200, b"x")),
         (CHUNKED + b"5\r\nhello\r\n1 ; a=b\r\n!\r\n0\r\nTrailer: x\r\n\r\nmore", (200, b"hello!")),
+        (OK + b"A: b\r\n goes: on\r\n\tand on\r\nContent-Length: 1\r\n\r\nx", (200, b"x")),
+        (OK + b"Content-Length: 1\r\nA: b\r\ncontent-length: 1\r\n\r\nx", (200, b"x")),
+        (OK + b"Content-Length: 1, 01\r\n\r\nx", (200, b"x")),
+        (OK + b"Content-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", (200, b"")),
         (CHUNKED + b"A\r\n0123456789\r\n0\r\n\r\n", (200, b"0123456789")),
     ],
 )
@@ -97,25 +102,38 @@ def test_an_answer_that_is_cut_is_never_taken_for_whole(data: bytes) -> None:
     "data",
     [
         b"SSH-2.0-OpenSSH_9.2\r\n",
+        # A record of TLS, a frame of HTTP/2 and a page: none ends a line.
+        b"\x15\x03\x01\x00\x02\x02\x46",
+        b"\0\0\x12\4\0\0\0\0\0",
+        b"<html>",
         b"HTTP/2 200\r\n\r\n",
         b"HTTP/1.1 abc\r\n\r\n",
         b"HTTP/1.1 2000 OK\r\n\r\n",
         b"HTTP/1.1 99 OK\r\n\r\n",
         OK + b"no colon\r\n\r\n",
         OK + b"Name : x\r\n\r\n",
-        OK + b"A: b\r\n goes: on\r\n\r\n",
+        OK + b" goes on: from nothing\r\n\r\n",
         OK + b": x\r\n\r\n",
         OK + b"Content-Length: -1\r\n\r\n",
         OK + b"Content-Length: +5\r\n\r\nhello",
         OK + b"Content-Length: 1_0\r\n\r\n",
         OK + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        OK + b"Content-Length: 5\r\nContent-Length: 3\r\n\r\nhello",
+        OK + b"Content-Length: 3, 5\r\n\r\nhello",
+        OK + b"Content-Length:\r\n\r\nhello",
         OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n",
+        OK + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         CHUNKED + b"x\r\n",
         CHUNKED + b"-1\r\n",
         CHUNKED + b"0x5\r\nhello\r\n",
         CHUNKED + b"2\r\nhello\r\n0\r\n\r\n",
         b"HTTP/1.1 200 " + b"x" * MAX_LINE + b"\r\n\r\n",
         OK + b"".join(b"H%d: x\r\n" % n for n in range(MAX_HEADERS + 1)) + b"\r\n",
+        # What never ends: one header, trailers, and progress.
+        OK + b"Set-Cookie: x\r\n" * (MAX_HEADERS + 1),
+        OK + b"A: b\r\n" + b" on\r\n" * MAX_HEADERS,
+        CHUNKED + b"0\r\n" + b"A: b\r\n" * (MAX_HEADERS + 1),
+        b"HTTP/1.1 102 Processing\r\n\r\n" * MAX_HEADS,
     ],
     ids=lambda data: repr(data[:40]),
 )
@@ -156,7 +174,15 @@ def test_a_request_says_where_it_goes_and_how_long_it_is(
 
 @pytest.mark.parametrize(
     ("target", "token"),
-    [("/a b", "x"), ("/a\r\nHost:", "x"), ("/", "x\r\nHost: other"), ("/", "x\ny"), ("/\x7f", "x")],
+    [
+        ("/ä", "x"),
+        ("/", "ä"),
+        ("/a b", "x"),
+        ("/a\r\nHost:", "x"),
+        ("/", "x\r\nHost: other"),
+        ("/", "x\ny"),
+        ("/\x7f", "x"),
+    ],
 )
 def test_a_request_that_would_be_read_as_two_is_not_sent(
     ends: tuple[socket.socket, socket.socket], target: str, token: str
@@ -177,3 +203,8 @@ def test_what_follows_a_head_is_left_to_another_protocol(
     assert (answer.status, answer.header("a")) == (101, "b")
     answer.close()
     assert ours.recv(100) == b"frames"
+
+
+def test_a_header_that_is_given_twice_or_goes_on_is_read_whole() -> None:
+    answer = answer_of(OK, b"A: b\r\n c\r\nX: y\r\na: d\r\n\r\n")
+    assert (answer.header("A"), answer.header("x")) == ("b c, d", "y")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Any
@@ -379,3 +380,78 @@ def test_behind_a_resolver_on_the_loopback_are_others(tmp_path: Path) -> None:
 
 def test_a_container_finds_itself_by_its_name() -> None:
     assert "10.0.0.1\tfair-wind\n" in wired.hosts("10.0.0.1", "fair-wind")
+
+
+class EnteredNamespace(ToldNamespace):
+    """Makes wires without a container: what is run in one is run here."""
+
+    @contextmanager
+    def entered(self, pid: int) -> Iterator[tuple[Namespace, int]]:
+        yield self, 0
+
+    def write(self, path: str, value: str) -> None:
+        """Nothing reads it."""
+
+
+RULES = ("nft", "-f", "-")
+ONE_SIDE = ("ip", "-batch", "-")
+"""Makes the node's side of a wire, and then the container's."""
+
+
+def _wired() -> tuple[EnteredNamespace, Wires, Attachment]:
+    namespace = EnteredNamespace(dev="")
+    wires = Wires("install-1", namespace)
+    wires.open((), IPv4Network("10.80.0.0/30"))
+    namespace.started.clear()
+    address = IPv4Address("10.80.0.2")
+    return namespace, wires, Attachment(task_id="t1", run_id="r", container="c", address=address)
+
+
+@pytest.mark.parametrize("is_expected", [True, False])
+def test_a_container_has_its_rules_once_and_before_its_end_has_an_address(
+    is_expected: bool,
+) -> None:
+    namespace, wires, one = _wired()
+    if is_expected:
+        wires.expect(one.task_id, one.run_id)
+    wires.attach(one, 1, lambda: True)
+    made = [argv for argv in namespace.started if argv in (RULES, ONE_SIDE)]
+    first = [RULES, ONE_SIDE] if is_expected else [ONE_SIDE, RULES]
+    assert made == [*first, ONE_SIDE]
+
+
+def test_rules_that_another_life_wrote_are_not_counted_on() -> None:
+    namespace, wires, one = _wired()
+    wires.expect(one.task_id, one.run_id)
+    # It writes the table anew, with the wires of containers that run.
+    wires.open((), IPv4Network("10.80.0.0/30"))
+    namespace.started.clear()
+    wires.attach(one, 1, lambda: True)
+    assert namespace.started.count(RULES) == 1
+
+
+def test_a_wire_that_is_made_again_has_its_rules_again() -> None:
+    namespace, wires, one = _wired()
+    wires.expect(one.task_id, one.run_id)
+    wires.attach(one, 1, lambda: True)
+    wires.cut(one.task_id)
+    namespace.started.clear()
+    wires.attach(one, 1, lambda: True)
+    assert namespace.started.count(RULES) == 1
+
+
+def test_a_container_that_ended_before_its_wire_leaves_no_rule() -> None:
+    namespace, wires, one = _wired()
+    wires.expect(one.task_id, one.run_id)
+    with pytest.raises(WireError, match="has ended"):
+        wires.attach(one, 1, lambda: False)
+    assert wires._runs() == {"r": [NAMES.wire("t1")]}
+    wires.cut(one.task_id)
+    assert (namespace.started, wires._runs()) == ([RULES, RULES], {})
+
+
+def test_the_table_stays_while_a_wire_is_expected() -> None:
+    namespace, wires, one = _wired()
+    wires.expect(one.task_id, one.run_id)
+    wires.close()
+    assert not any("delete" in argv for argv in namespace.started)
