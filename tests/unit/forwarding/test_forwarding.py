@@ -35,6 +35,7 @@ from controller.forwarding.leader_links import LeaderLinks
 from controller.relay import Leader, Relay, leader_at
 from controller.tls import own_certificate
 from controller.web.assets import Assets
+from fairlead.wire.actions import ORDER_KEY
 from tests.support.waiting import LONG, eventually
 
 BIG = b"x" * (1 << 20)
@@ -48,6 +49,7 @@ class ALeader:
         self.links = None if tls is None else FollowerLinks(tls.leader)
         self.lead: Leading | None = None
         self.writes = 0
+        self.order_keys: list[str | None] = []
         self.goes_on = asyncio.Event()
         self.begun = asyncio.Event()
         self.flood_ended = asyncio.Event()
@@ -124,6 +126,7 @@ class ALeader:
         if self.lead is not None and not await self.lead.until_known(LONG):
             return leads_no_more()
         await request.read()
+        self.order_keys.append(request.headers.get(ORDER_KEY))
         self.writes += 1
         self.begun.set()
         await self.goes_on.wait()
@@ -481,6 +484,28 @@ async def test_a_write_that_may_be_done_twice_and_a_read_go_to_the_next_leader(
     bed.lead_to(second)
     for task in (sending, reading):
         assert await (await task).text() == "two"
+
+
+@pytest.mark.parametrize("given", [None, "clients"])
+async def test_a_repeated_order_has_the_same_key_at_each_leader(
+    bed: Bed, given: str | None
+) -> None:
+    first, second = await bed.leader(), await bed.leader("two")
+    second.goes_on.set()
+    bed.lead_to(first)
+    url = f"{bed.url}/v1/runs/0123456789abcdef/suspend"
+    headers = {} if given is None else {ORDER_KEY: given}
+    sending = asyncio.create_task(bed.session.post(url, data=b"{}", headers=headers))
+    await first.begun.wait()
+    _abort(first)
+    bed.lead_to(second)
+    assert await (await sending).text() == "two"
+    await bed.session.post(url, data=b"{}", headers=headers)
+    (key,) = first.order_keys
+    assert key == second.order_keys[0] is not None
+    assert (second.order_keys[1] == key) is (given is not None)
+    await bed.session.post(f"{bed.url}/v1/runs/train/suspend", data=b"{}")
+    assert second.order_keys[2] is None
 
 
 def _abort(leader: ALeader) -> None:
