@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -243,6 +244,26 @@ async def test_a_link_without_the_key_of_the_installation_carries_nothing(
             assert await reader.read() == b""
         writer.transport.abort()
     assert leader.writes == 0
+
+
+async def test_a_follower_that_left_before_its_link_was_opened_is_no_error(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader = await bed.leader()
+    asked = asyncio.Event()
+
+    async def find_it_gone(*_: object) -> None:
+        asked.set()
+        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr(web.StreamResponse, "prepare", find_it_gone)
+    reader, writer = await asyncio.open_connection("127.0.0.1", at(leader).port)
+    head = f"GET {LINK_PATH} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
+    writer.write(f"{head}Upgrade: {PROTOCOL}\r\n\r\n".encode())
+    await asked.wait()
+    assert await reader.read() == b""
+    writer.close()
+    assert [one for one in caplog.records if one.levelno >= logging.ERROR] == []
 
 
 def _without_certificate() -> ssl.SSLContext:
