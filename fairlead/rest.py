@@ -16,7 +16,7 @@ import msgspec
 from fairlead.connections import READ_BYTES
 from fairlead.connections.requests import UPLOAD_SECONDS, Requests
 from fairlead.errors import ApiError, ConnectionLost, UnexpectedAnswer, UsageError
-from fairlead.wire.actions import SETTING_PATH
+from fairlead.wire.actions import ORDER_KEY, SETTING_PATH, new_order_key
 from fairlead.wire.decoders import decoder_of
 
 if TYPE_CHECKING:
@@ -45,8 +45,10 @@ class ControllerClient(Requests):
     def post(self, path: str, body: object, *, repeatable: bool = False) -> bytes:
         """`repeatable`: the controller does the same request once, because the body has a key, or
         changes nothing. One that sets how a run goes on, named by its id, always is."""
-        is_setting = _SETTING.fullmatch(path) is not None
-        return self._request("POST", path, body=body, repeatable=repeatable or is_setting)
+        if _SETTING.fullmatch(path) is None:
+            return self._request("POST", path, body=body, repeatable=repeatable)
+        headers = {ORDER_KEY: new_order_key()}
+        return self._request("POST", path, body=body, headers=headers, repeatable=True)
 
     def put(self, path: str, body: object) -> bytes:
         return self._request("PUT", path, body=body)

@@ -58,7 +58,7 @@ def fingerprint(options: Options) -> str | None:
         keys = identity.fingerprint(options.data, options.secrets_key_file)
     except identity.IdentityUnusable as error:
         raise CannotStart(str(error)) from error
-    buckets = fingerprint_of(options.logs_bucket, options.bucket)
+    buckets = fingerprint_of(options.bucket, options.logs_bucket)
     return f"{keys}{BEFORE_BUCKET}{buckets}" if keys is not None and buckets else keys
 
 

@@ -296,7 +296,7 @@ def _tls(facts: Facts) -> Iterator[Finding]:
 
 
 def _buckets(facts: Facts) -> Iterator[Finding]:
-    own_buckets = fingerprint_of(facts.setup.logs_bucket, facts.setup.bucket)
+    own_buckets = fingerprint_of(facts.setup.bucket, facts.setup.logs_bucket)
     if wrong := [one.url for one in _alive_others(facts) if one.buckets not in (None, own_buckets)]:
         fix = "give all controllers the same --bucket and --logs-bucket, with the same endpoints"
         message = f"{', '.join(wrong)} has others than this controller, which won't start"

@@ -241,7 +241,11 @@ class FollowerLinks:
         response = web.StreamResponse(status=101)
         response.headers.update({"Connection": "Upgrade", "Upgrade": PROTOCOL})
         response.force_close()
-        await response.prepare(request)
+        try:
+            await response.prepare(request)
+        except ConnectionError:
+            # It waited while this process was paused, and has left for another leader.
+            return response
         self._has_had_any = True
         begun = _Begun()
         try:

@@ -29,7 +29,7 @@ from controller.forwarding.leader_links import (
     NoLink,
     as_its_client_sent_it,
 )
-from fairlead.wire.actions import SETTING_PATH
+from fairlead.wire.actions import ORDER_KEY, SETTING_PATH, new_order_key
 
 _MAX_BODY = 1 << 62
 """The leader knows what is too large."""
@@ -68,6 +68,8 @@ class _Exchange(msgspec.Struct, kw_only=True):
     body: Body
     link: Link
     is_upgrade: bool
+    order_key: str | None = None
+    """Of an order that its client has given none; the same at each leader."""
     until: float | None = None
     """When the answer must have begun, by the loop's clock."""
     held: float = 0.0
@@ -115,6 +117,7 @@ class Forwarder:
         seconds = self._hold_seconds if within is None else within
         now, held = asyncio.get_running_loop().time, 0.0
         until = now() + seconds
+        order_key = _order_key(request)
         with self._hang_ups.watched(request):
             while True:
                 asked = now()
@@ -134,6 +137,7 @@ class Forwarder:
                     body=body,
                     link=link,
                     is_upgrade=_is_websocket(request),
+                    order_key=order_key,
                     until=None if within is None else until,
                 )
                 try:
@@ -249,7 +253,15 @@ def _headers(exchange: _Exchange) -> list[tuple[str, str]]:
     kept = as_its_client_sent_it(exchange.request)
     if exchange.is_upgrade:
         kept += [("Connection", "Upgrade"), ("Upgrade", "websocket")]
+    if exchange.order_key is not None:
+        kept.append((ORDER_KEY, exchange.order_key))
     return [*kept, *exchange.body.headers]
+
+
+def _order_key(request: web.Request) -> str | None:
+    """Return a new key if the request is an order without one."""
+    has_key = request.method != "POST" or ORDER_KEY in request.headers
+    return None if has_key or not _SETTING.fullmatch(request.raw_path) else new_order_key()
 
 
 def _for_client(head: ResponseHead) -> ResponseHead:

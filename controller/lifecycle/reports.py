@@ -23,40 +23,41 @@ class _AttemptReport(_Report, frozen=True, kw_only=True):
     attempt_id: str
 
 
-class StopRequested(_Report, frozen=True, kw_only=True):
+class Order(_Report, frozen=True, kw_only=True):
+    """A user sets how the run goes on. `order_key`: the same when it is repeated; empty: it is not
+    known by one."""
+
+    by: str
+    order_key: str = ""
+
+
+class StopRequested(Order, frozen=True, kw_only=True):
     """A user stops the run; with `abort` there is no grace."""
 
     abort: bool
-    by: str
 
 
-class CompleteRequested(_Report, frozen=True, kw_only=True):
+class CompleteRequested(Order, frozen=True, kw_only=True):
     """A user ends the run as done now."""
 
-    by: str
 
-
-class SuspendRequested(_Report, frozen=True, kw_only=True):
+class SuspendRequested(Order, frozen=True, kw_only=True):
     """A user suspends the run: no placement, retry, trigger or timeout. `abort_running` also ends
     running jobs."""
 
     abort_running: bool
-    by: str
 
 
-class ResumeRequested(_Report, frozen=True, kw_only=True):
+class ResumeRequested(Order, frozen=True, kw_only=True):
     """A user resumes the run."""
 
-    by: str
 
-
-class ScaleRequested(_Report, frozen=True, kw_only=True):
+class ScaleRequested(Order, frozen=True, kw_only=True):
     """A user sets the number of jobs of an independent group; new jobs are like the group's
     first."""
 
     group: str
     nodes: int
-    by: str
 
 
 class _JobRequest(_Report, frozen=True, kw_only=True):

@@ -69,9 +69,10 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
         return f"s3://{self.name}/{self.prefix}".rstrip("/")
 
 
-def fingerprint_of(*buckets: Bucket | None) -> str:
-    """Return what tells these buckets from others; empty: there is none. One alone is shown as
-    earlier versions do."""
+def fingerprint_of(everything: Bucket | None, logs: Bucket | None) -> str:
+    """Return what tells the buckets that all controllers have from others; empty: there is none.
+    `logs`: one of the logs' own; without it they are in the other one."""
+    buckets = (logs or everything, everything)
     written = b"".join(msgspec.json.encode(one) for one in buckets if one is not None)
     return hashlib.sha256(written).hexdigest()[:8] if written else ""
 

@@ -105,6 +105,9 @@ class Peers:
         self._hanging = Session()
         self._shown_at = -math.inf
         self._is_pooled = False
+        self._was_lost = False
+        self._begun_again = -math.inf
+        """When a session was there after one that was lost, by the server's clock."""
         self.has_lock = False
 
     def begin(self, database: sa.URL) -> None:
@@ -127,7 +130,10 @@ class Peers:
             if version < schema.CONTROLLERS_SINCE:
                 return None
             self._show(session, version)
-            return self._claimed(session, sight_of(session, version))
+            sight = sight_of(session, version)
+            if self._was_lost:
+                self._was_lost, self._begun_again = False, sight.now
+            return self._claimed(session, sight)
 
     def look_on(self) -> Sight | None:
         """See the others as `look` does, and neither show this controller nor try to lead."""
@@ -151,6 +157,7 @@ class Peers:
         # PostgreSQL frees an advisory lock when its session ends, however it ends (documentation,
         # 13.3.5).
         except sa.exc.SQLAlchemyError as error:
+            self._was_lost = True
             self.leave()
             raise StoreUnavailable(f"the database can't be reached: {sentence(error)}") from error
 
@@ -268,6 +275,9 @@ class Peers:
             return msgspec.structs.replace(found, may_lead=False)
         if leader is not None and not leader.has_lock and not found.may_lead:
             self._free_lock(session)
+            return found
+        if leader is not None and leader.seen_at <= self._begun_again and not found.may_lead:
+            # A server that restarts ends the session of a leader that lives, too.
             return found
         self._try_lock(session)
         has_ended = self.has_lock and leader is not None

@@ -271,7 +271,16 @@ class SqlStore:
             if self._lease.token is not None:
                 self.database.announce(connection, self._lease.token)
 
-        await self._write(renew)
+        try:
+            await self._write(renew)
+        except StoreUnavailable:
+            # A server that restarts has ended the session that tells that this holder lives, too:
+            # the next renewal must not show that it is there.
+            await self._keep_lead()
+            raise
+        await self._keep_lead()
+
+    async def _keep_lead(self) -> None:
         await self._in(self._opened(self._writer_thread), self.database.keep_lead)
 
     async def find_run(self, key: str, *, user: str | None = None) -> RunState | None:

@@ -85,6 +85,7 @@ class Requests:
         *,
         query: dict[str, object] | None = None,
         body: object = None,
+        headers: dict[str, str] | None = None,
         repeatable: bool = False,
     ) -> bytes:
         """A request that only reads is always repeatable. The whole answer belongs to a try."""
@@ -93,7 +94,9 @@ class Requests:
             try:
                 with closing(self._connected(address, ANSWER_SECONDS)) as connection:
                     with self._first_word(connection, tries.may_go_on):
-                        response = self._send(connection, address, method, path, query, body)
+                        response = self._send(
+                            connection, address, method, path, query, body, headers
+                        )
                     answer = self._read(response)
             except FairleadError as error:
                 tries.failed(address, error)

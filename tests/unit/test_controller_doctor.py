@@ -29,7 +29,8 @@ from tests.support.ssh_daemon import free_port
 DATA = Path("/data")
 URL, OTHER = "https://c1.example:8700", "https://c2.example:8700"
 NOW = 1000.0
-KEYS = f"k{BEFORE_BUCKET}{fingerprint_of(Bucket(name='ours'))}"
+KEYS = f"k{BEFORE_BUCKET}{fingerprint_of(Bucket(name='ours'), Bucket(name='ours'))}"
+"""A controller resolves where its logs are before it shows itself."""
 
 
 def peer(url: str, **changes: Any) -> Peer:

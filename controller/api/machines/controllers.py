@@ -9,6 +9,8 @@ from controller.clock import iso
 from controller.store.base import Peer, Sight, is_full
 from fairlead.documents.installation import ControllerView
 
+_GONE = "gone"
+
 
 class ControllersAnswer(msgspec.Struct, frozen=True, kw_only=True):
     controllers: tuple[ControllerView, ...]
@@ -18,7 +20,11 @@ async def list_controllers(call: Call) -> ControllersAnswer:
     sight = await call.service.controllers(call.caller)
     if sight is None:
         return ControllersAnswer(controllers=())
-    return ControllersAnswer(controllers=tuple(_view(sight, peer) for peer in sight.peers))
+    views = [_view(sight, peer) for peer in sight.peers]
+    # The rows of earlier starts stay for a day, so that one that is gone for good is seen.
+    latest = {view.url: view.id for view in views}
+    shown = [one for one in views if one.status != _GONE or latest[one.url] == one.id]
+    return ControllersAnswer(controllers=tuple(shown))
 
 
 def _view(sight: Sight, peer: Peer) -> ControllerView:
@@ -29,7 +35,7 @@ def _view(sight: Sight, peer: Peer) -> ControllerView:
         id=peer.id,
         url=peer.url,
         version=peer.version,
-        status="gone" if is_gone else status,
+        status=_GONE if is_gone else status,
         started_at=iso(peer.started_at),
         last_seen_at=iso(peer.seen_at),
         disk_free_bytes=peer.free,

@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 from msgspec.structs import asdict
 
+from common.refusals import Invalid
 from controller.api.http.errors import as_refusal
 from controller.api.http.paging import cut, one_more
 from controller.api.http.routes import NDJSON, Call, Instead, Route
@@ -31,6 +32,7 @@ from fairlead.documents.runs import (
 from fairlead.model.starts import LEASE_SECONDS
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AttemptStatus
 from fairlead.queries import RunQuery
+from fairlead.wire.actions import MAX_ORDER_KEY, ORDER_KEY
 from fairlead.wire.errors import ErrorDetail
 from fairlead.wire.shim import PullProgress
 
@@ -191,10 +193,20 @@ def _shown(service: ControllerService, state: RunState) -> RunView:
     return with_collections(view, service.progress)
 
 
+def _order_key(call: Call) -> str:
+    """Raises Invalid."""
+    key = call.request.headers.get(ORDER_KEY, "")
+    if len(key) > MAX_ORDER_KEY:
+        raise Invalid(f"it has more than {MAX_ORDER_KEY} characters", field=ORDER_KEY)
+    return key
+
+
 async def stop_run(call: Call) -> RunView:
     body: StopBody = call.body
-    actions = call.service.actions
-    return shown_run(call, await actions.stop(call.path("run"), abort=body.abort, user=call.caller))
+    state = await call.service.actions.stop(
+        call.path("run"), abort=body.abort, user=call.caller, order_key=_order_key(call)
+    )
+    return shown_run(call, state)
 
 
 async def start_run_again(call: Call) -> RunView:
@@ -215,27 +227,38 @@ async def note_watcher(call: Call) -> WatcherBody:
 
 
 async def complete_run(call: Call) -> RunView:
-    actions = call.service.actions
-    return shown_run(call, await actions.complete(call.path("run"), user=call.caller))
+    state = await call.service.actions.complete(
+        call.path("run"), user=call.caller, order_key=_order_key(call)
+    )
+    return shown_run(call, state)
 
 
 async def suspend_run(call: Call) -> RunView:
     body: SuspendBody = call.body
     state = await call.service.actions.suspend(
-        call.path("run"), abort_running=body.abort_running, user=call.caller
+        call.path("run"),
+        abort_running=body.abort_running,
+        user=call.caller,
+        order_key=_order_key(call),
     )
     return shown_run(call, state)
 
 
 async def resume_run(call: Call) -> RunView:
-    actions = call.service.actions
-    return shown_run(call, await actions.resume(call.path("run"), user=call.caller))
+    state = await call.service.actions.resume(
+        call.path("run"), user=call.caller, order_key=_order_key(call)
+    )
+    return shown_run(call, state)
 
 
 async def scale_run(call: Call) -> RunView:
     body: ScaleBody = call.body
     state = await call.service.actions.scale(
-        call.path("run"), group=body.group, nodes=body.nodes, user=call.caller
+        call.path("run"),
+        group=body.group,
+        nodes=body.nodes,
+        user=call.caller,
+        order_key=_order_key(call),
     )
     return shown_run(call, state)
 

@@ -24,6 +24,7 @@ from controller.lifecycle.reports import (
     JobAbandonRequested,
     JobAbortRequested,
     JobInterruptRequested,
+    Order,
     ParentEnded,
     ReplicasWanted,
     Report,
@@ -49,7 +50,9 @@ from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunSt
 
 def obey(draft: Draft, reports: Sequence[Report]) -> None:
     """Carry out the requests among the reports, in their fixed order."""
-    for request in _in_order(reports):
+    fresh = [one for one in reports if not _is_repeated(draft, one)]
+    _note_orders(draft, fresh)
+    for request in _in_order(fresh):
         match request:
             case StopRequested():
                 _stop(draft, request)
@@ -84,6 +87,22 @@ def obey(draft: Draft, reports: Sequence[Report]) -> None:
     rollout.deploy(draft, [one for one in reports if isinstance(one, DeployRequested)])
     again.ask(draft, [one for one in reports if isinstance(one, StartAgainRequested)])
     again.watch(draft, [one for one in reports if isinstance(one, WatcherSeen)])
+
+
+MAX_ORDER_KEYS = 16
+"""A client repeats an order within seconds."""
+
+
+def _is_repeated(draft: Draft, report: Report) -> bool:
+    return isinstance(report, Order) and report.order_key in draft.run.order_keys
+
+
+def _note_orders(draft: Draft, reports: Iterable[Report]) -> None:
+    """Keep their keys, also of those that change nothing now: they would later."""
+    keys = {one.order_key for one in reports if isinstance(one, Order) and one.order_key}
+    if keys:
+        kept = (*draft.run.order_keys, *sorted(keys))
+        draft.change_run(order_keys=kept[-MAX_ORDER_KEYS:])
 
 
 _ORDER: Final[tuple[type, ...]] = (

@@ -123,6 +123,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     configuration: dict[str, object] = {}
     """As the user wrote it, without secrets; it is shown, and no decision reads it."""
     client_key: str | None = None
+    order_keys: tuple[str, ...] = ()
+    """Of the latest orders that were carried out."""
     submitted_at: float
     finished_at: float | None = None
     version: int = 0

@@ -1,7 +1,8 @@
 """Actions: what a user can do to a live run and to single jobs of it.
 
 Each returns when the request is recorded, with the run as it then is; the core decides what
-follows. A repeated request changes nothing more.
+follows. A repeated request changes nothing more; one that is known by its `order_key` changes
+nothing either when somebody has ordered something else in between.
 """
 
 from __future__ import annotations
@@ -41,37 +42,53 @@ class ActionService:
         self._pipeline = pipeline
         self._runs = runs
 
-    async def stop(self, key: str, *, abort: bool, user: User) -> RunState:
+    async def stop(self, key: str, *, abort: bool, user: User, order_key: str = "") -> RunState:
         """Stop the run; to stop a run that has ended changes nothing."""
         state = await self._own(key, user)
         return await self._report(
-            StopRequested(run_id=state.run.id, abort=abort, by=user.name), state
+            StopRequested(run_id=state.run.id, abort=abort, by=user.name, order_key=order_key),
+            state,
         )
 
-    async def complete(self, key: str, *, user: User) -> RunState:
+    async def complete(self, key: str, *, user: User, order_key: str = "") -> RunState:
         """End the run as done now; a run that is done, or about to be, stays so."""
         state = await self._own(key, user)
         if state.run.status is RunStatus.DONE or _is_being_completed(state):
             return state
+        if order_key in state.run.order_keys:
+            return state
         require_life(state, "completed")
-        return await self._report(CompleteRequested(run_id=state.run.id, by=user.name), state)
+        report = CompleteRequested(run_id=state.run.id, by=user.name, order_key=order_key)
+        return await self._report(report, state)
 
-    async def suspend(self, key: str, *, abort_running: bool, user: User) -> RunState:
+    async def suspend(
+        self, key: str, *, abort_running: bool, user: User, order_key: str = ""
+    ) -> RunState:
         state = await self._own(key, user)
+        if order_key in state.run.order_keys:
+            return state
         require_life(state, "suspended")
-        return await self._report(
-            SuspendRequested(run_id=state.run.id, abort_running=abort_running, by=user.name), state
+        report = SuspendRequested(
+            run_id=state.run.id, abort_running=abort_running, by=user.name, order_key=order_key
         )
+        return await self._report(report, state)
 
-    async def resume(self, key: str, *, user: User) -> RunState:
+    async def resume(self, key: str, *, user: User, order_key: str = "") -> RunState:
         state = await self._own(key, user)
+        if order_key in state.run.order_keys:
+            return state
         require_life(state, "resumed")
-        return await self._report(ResumeRequested(run_id=state.run.id, by=user.name), state)
+        report = ResumeRequested(run_id=state.run.id, by=user.name, order_key=order_key)
+        return await self._report(report, state)
 
-    async def scale(self, key: str, *, group: str, nodes: int, user: User) -> RunState:
+    async def scale(
+        self, key: str, *, group: str, nodes: int, user: User, order_key: str = ""
+    ) -> RunState:
         """Set the number of jobs of an independent group. Also raises Conflict (`gang`) and Invalid
         (the number)."""
         state = await self._own(key, user)
+        if order_key in state.run.order_keys:
+            return state
         require_life(state, "scaled")
         _require_scalable(state, _group(state, group))
         most = MAX_NODES - sum(one.nodes for one in state.run.groups if one.name != group)
@@ -80,9 +97,10 @@ class ActionService:
             raise Invalid(
                 f"{nodes} is not a number of nodes (allowed: 1 to {most}{others})", field="nodes"
             )
-        return await self._report(
-            ScaleRequested(run_id=state.run.id, group=group, nodes=nodes, by=user.name), state
+        report = ScaleRequested(
+            run_id=state.run.id, group=group, nodes=nodes, by=user.name, order_key=order_key
         )
+        return await self._report(report, state)
 
     async def abort_job(self, key: str, job_key: str, *, user: User) -> RunState:
         """End this job's attempt at once; it comes back uncharged."""

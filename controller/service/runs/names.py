@@ -16,7 +16,7 @@ from controller.lifecycle.reports import StopRequested
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.accounts.rights import require_control, sees_all
 from controller.store.accounts import User
-from fairlead.configuration.values.names import generate_name, is_run_name
+from fairlead.configuration.values.names import RunName, generate_name, is_run_name
 
 KEPT_SECONDS = 30.0
 """Seconds after the end of the old run in which the second request must come."""
@@ -47,8 +47,7 @@ class Names:
             return generate_name(self._pick, lambda name: self.live_id(name) is not None)
         if not is_run_name(wanted):
             raise Invalid(
-                f"{wanted!r} is not a run name: a lowercase letter, then up to 40 lowercase "
-                f"letters, digits and hyphens",
+                f"{wanted!r} is not a run name: {RunName.ALLOWED}",
                 field="name",
             )
         return wanted

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Self
 
 from fairlead.configuration.values.units import shown
 
-_RUN_NAME = re.compile(r"[a-z][a-z0-9-]{0,40}", re.ASCII)
+# By its id, a run may be ordered twice.
+_RUN_NAME = re.compile(r"(?![0-9a-f]{16}$)[a-z][a-z0-9-]{0,40}", re.ASCII)
 _NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 NODE_NAMES = "1 to 63 of a-z, 0-9, '.' and '-', with a letter or digit at both ends"
 
@@ -143,8 +144,14 @@ NOUNS = (
 
 class RunName(str):
     __slots__ = ()
-    ALLOWED = "a lowercase letter, then up to 40 lowercase letters, digits and hyphens"
-    SCHEMA: ClassVar[dict[str, Any]] = {"type": "string", "pattern": "^[a-z][a-z0-9-]{0,40}$"}
+    ALLOWED = (
+        "a lowercase letter, then up to 40 lowercase letters, digits and hyphens; "
+        "not 16 hex digits, which an id has"
+    )
+    SCHEMA: ClassVar[dict[str, Any]] = {
+        "type": "string",
+        "pattern": "^(?![0-9a-f]{16}$)[a-z][a-z0-9-]{0,40}$",
+    }
 
     @classmethod
     def read(cls, value: object) -> Self:

@@ -386,6 +386,38 @@ async def test_a_leader_that_waits_for_the_lock_is_not_taken_for_dead(database_u
         await opened.close()
 
 
+async def test_a_server_that_restarts_makes_no_leader_dead(
+    database_url: str, postgresql: PostgresqlServer
+) -> None:
+    leads, waits = (Peers(url=f"http://{name}", version="1") for name in "ab")
+    store = SqlStore(PostgresqlDatabase(database_url, peers=leads))
+    await store.open()
+    waiting = PostgresqlDatabase(database_url, peers=waits)
+    assert _may_lead(waits) is False
+    name = database_url.partition("/test")[2].partition("?")[0]
+    await asyncio.to_thread(postgresql.cut_connections, f"test{name}")
+    with pytest.raises(StoreUnavailable):
+        waits.look()
+    assert _may_lead(waits) is False
+    assert waits.has_lock is False, "the leader gets it again"
+
+    async def has_renewed() -> bool:
+        # The sessions that were cut are noticed first.
+        with suppress(StoreUnavailable):
+            await store.renew_lease()
+        assert _may_lead(waits) is False
+        return leads.has_lock
+
+    renewed: bool = await eventually(has_renewed)
+    assert renewed
+    await store.renew_lease()
+    assert _may_lead(waits) is False
+    leads.leave()
+    await eventually(lambda: _may_lead(waits))
+    await store.close()
+    waiting.leave()
+
+
 def _may_lead(peers: Peers) -> bool:
     sight = peers.look()
     assert sight is not None

@@ -14,6 +14,7 @@ import pytest
 
 from tests.e2e.store.test_leaders import Controllers
 from tests.support.newer_version import NEWER, NEWER_SCHEMA, newer_programs
+from tests.support.object_storage import ObjectStorage
 from tests.support.postgresql_server import PostgresqlServer
 from tests.support.processes import ControllerProcess, run_cli
 from tests.support.waiting import wait_until
@@ -40,6 +41,22 @@ def doctor(one: ControllerProcess, database: str, *options: str | Path) -> dict[
             level, check, message = line.split(None, 2)
             found.setdefault(check, []).append(f"{level} {message}")
     return found
+
+
+def test_the_doctor_takes_equal_buckets_of_controllers_for_equal(
+    database_url: str, tmp_path: Path, storage: ObjectStorage
+) -> None:
+    place = msgspec.structs.replace(storage.bucket, prefix="doctor")
+    options = ["--bucket", str(place), "--bucket-endpoint", storage.endpoint]
+    made = Controllers(tmp_path, database_url, *options)
+    made.all.pop()
+    with closing(made):
+        made.start()
+        equal = doctor(made.all[1], database_url, *options)["bucket"]
+        without = doctor(made.all[1], database_url)["bucket"]
+    assert equal == [f"ok {place} (--bucket) can be written and read"]
+    other = made.all[0].url
+    assert without == [f"error {other} has others than this controller, which won't start"]
 
 
 def test_the_doctor_finds_what_is_wrong_with_the_others(

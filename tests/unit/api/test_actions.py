@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
+from fairlead.wire.actions import ORDER_KEY
 from tests.unit.api.asking import HELLO, error_of, submit
 from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import PlayedNode
@@ -40,6 +41,47 @@ async def test_a_suspended_run_says_so_until_it_is_resumed(api: API) -> None:
     assert (await act(api, "suspend", abort_running=True))["suspended"] is True
     assert (await act(api, "resume"))["suspended"] is False
     assert (await act(api, "resume"))["suspended"] is False
+
+
+@pytest.mark.parametrize(
+    ("what", "body", "undone_by", "its_body"),
+    [
+        ("suspend", {}, "resume", {}),
+        ("scale", {"group": "main", "nodes": 3}, "scale", {"group": "main", "nodes": 1}),
+    ],
+)
+@pytest.mark.parametrize("changes_nothing_at_first", [False, True])
+async def test_an_order_that_is_repeated_with_its_key_undoes_no_later_one(
+    api: API,
+    what: str,
+    body: dict[str, object],
+    undone_by: str,
+    its_body: dict[str, object],
+    *,
+    changes_nothing_at_first: bool,
+) -> None:
+    await submit(api, name="hello", configuration=PLAIN)
+    if changes_nothing_at_first:
+        await act(api, what, **body)
+
+    async def order() -> dict[str, Any]:
+        headers = {ORDER_KEY: "k"}
+        async with api.post(f"/v1/runs/hello/{what}", json=body, headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
+            run: dict[str, Any] = await answer.json()
+            return run
+
+    await order()
+    undone = await act(api, undone_by, **its_body)
+    assert await order() == undone
+    await act(api, "stop")
+    assert (await order())["status"] == "terminated", "it was done, so it is not refused"
+
+
+async def test_an_order_whose_key_is_too_long_is_refused(api: API) -> None:
+    await submit(api, name="hello")
+    async with api.post("/v1/runs/hello/suspend", json={}, headers={ORDER_KEY: "k" * 65}) as answer:
+        assert await error_of(answer) == (400, "invalid", ORDER_KEY)
 
 
 @pytest.mark.parametrize(

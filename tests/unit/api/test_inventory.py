@@ -251,6 +251,22 @@ async def test_controllers_that_share_the_database_are_listed(
     ]
 
 
+async def test_of_a_controller_that_was_started_again_the_earlier_starts_are_not_listed(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    rows = ("a", 1.0), ("b", 2.0), ("a", 3.0), ("b", 99.0), ("c", 4.0)
+    peers = [
+        msgspec.structs.replace(a_peer(name, seen_at), id=str(number))
+        for number, (name, seen_at) in enumerate(rows)
+    ]
+    controller.store.plant_sight(Sight(now=100.0, peers=tuple(peers), may_lead=False))
+    async with api.get("/v1/controllers") as answer:
+        listed = (await answer.json())["controllers"]
+    assert [(one["id"], one["status"]) for one in listed] == [
+        *(("2", "gone"), ("3", "waits"), ("4", "gone"))
+    ]
+
+
 async def test_how_much_room_the_disks_of_controllers_have_is_listed(
     api: TestClient[Any, Any], controller: Controller
 ) -> None:

@@ -20,6 +20,7 @@ from fairlead.connections import requests
 from fairlead.connections.addresses import PAUSES_SECONDS, Addresses
 from fairlead.errors import ApiError, ConnectionLost, NotFound, NotLoggedIn, SettingsError
 from fairlead.rest import ControllerClient
+from fairlead.wire.actions import ORDER_KEY
 from fairlead.wire.errors import LEADS_NO_MORE, STORE_UNAVAILABLE
 from tests.support.ssh_daemon import free_port
 
@@ -35,12 +36,14 @@ class _Played:
         self.status = 200
         self.body = b'{"ok": true}'
         self.requests: list[tuple[str, str, bytes]] = []
+        self.order_keys: list[str | None] = []
         played = self
 
         class Handler(BaseHTTPRequestHandler):
             def _answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 played.requests.append((self.command, self.path, body))
+                played.order_keys.append(self.headers.get(ORDER_KEY))
                 if played.status == CUT:
                     self.connection.shutdown(socket.SHUT_RDWR)
                     self.close_connection = True
@@ -126,6 +129,8 @@ def test_a_request_that_was_sent_is_not_sent_to_another_unless_it_is_repeatable(
     for action in ("stop", "complete", "suspend", "resume", "scale"):
         client = of(first.url, second.url)
         assert client.post(f"/v1/runs/0123456789abcdef/{action}", {}) == second.body
+        assert first.order_keys[-1] == second.order_keys[-1] is not None
+    assert len(set(second.order_keys[-5:])) == 5, "a key for each order"
     client = of(first.url, second.url)
     with pytest.raises(ConnectionLost):
         client.submit({"configuration": {}})

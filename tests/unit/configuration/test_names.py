@@ -7,12 +7,16 @@ import pytest
 from fairlead.configuration.values.names import ADJECTIVES, NOUNS, generate_name, is_run_name
 
 
-@pytest.mark.parametrize("name", ["a", "train", "wise-otter-1", "a" + "-9" * 20])
+@pytest.mark.parametrize(
+    "name", ["a", "train", "wise-otter-1", "a" + "-9" * 20, "abcdef012345678", "abcdefg123456789"]
+)
 def test_names_of_small_letters_digits_and_hyphens_are_right(name: str) -> None:
     assert is_run_name(name)
 
 
-@pytest.mark.parametrize("name", ["", "A", "1a", "-a", "a_b", "a" * 42, "a\n", "ä"])
+@pytest.mark.parametrize(
+    "name", ["", "A", "1a", "-a", "a_b", "a" * 42, "a\n", "ä", "abcdef0123456789"]
+)
 def test_other_names_are_wrong(name: str) -> None:
     assert not is_run_name(name)
 

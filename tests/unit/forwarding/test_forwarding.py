@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -35,6 +36,7 @@ from controller.forwarding.leader_links import LeaderLinks
 from controller.relay import Leader, Relay, leader_at
 from controller.tls import own_certificate
 from controller.web.assets import Assets
+from fairlead.wire.actions import ORDER_KEY
 from tests.support.waiting import LONG, eventually
 
 BIG = b"x" * (1 << 20)
@@ -48,6 +50,7 @@ class ALeader:
         self.links = None if tls is None else FollowerLinks(tls.leader)
         self.lead: Leading | None = None
         self.writes = 0
+        self.order_keys: list[str | None] = []
         self.goes_on = asyncio.Event()
         self.begun = asyncio.Event()
         self.flood_ended = asyncio.Event()
@@ -124,6 +127,7 @@ class ALeader:
         if self.lead is not None and not await self.lead.until_known(LONG):
             return leads_no_more()
         await request.read()
+        self.order_keys.append(request.headers.get(ORDER_KEY))
         self.writes += 1
         self.begun.set()
         await self.goes_on.wait()
@@ -240,6 +244,26 @@ async def test_a_link_without_the_key_of_the_installation_carries_nothing(
             assert await reader.read() == b""
         writer.transport.abort()
     assert leader.writes == 0
+
+
+async def test_a_follower_that_left_before_its_link_was_opened_is_no_error(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader = await bed.leader()
+    asked = asyncio.Event()
+
+    async def find_it_gone(*_: object) -> None:
+        asked.set()
+        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr(web.StreamResponse, "prepare", find_it_gone)
+    reader, writer = await asyncio.open_connection("127.0.0.1", at(leader).port)
+    head = f"GET {LINK_PATH} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
+    writer.write(f"{head}Upgrade: {PROTOCOL}\r\n\r\n".encode())
+    await asked.wait()
+    assert await reader.read() == b""
+    writer.close()
+    assert [one for one in caplog.records if one.levelno >= logging.ERROR] == []
 
 
 def _without_certificate() -> ssl.SSLContext:
@@ -481,6 +505,28 @@ async def test_a_write_that_may_be_done_twice_and_a_read_go_to_the_next_leader(
     bed.lead_to(second)
     for task in (sending, reading):
         assert await (await task).text() == "two"
+
+
+@pytest.mark.parametrize("given", [None, "clients"])
+async def test_a_repeated_order_has_the_same_key_at_each_leader(
+    bed: Bed, given: str | None
+) -> None:
+    first, second = await bed.leader(), await bed.leader("two")
+    second.goes_on.set()
+    bed.lead_to(first)
+    url = f"{bed.url}/v1/runs/0123456789abcdef/suspend"
+    headers = {} if given is None else {ORDER_KEY: given}
+    sending = asyncio.create_task(bed.session.post(url, data=b"{}", headers=headers))
+    await first.begun.wait()
+    _abort(first)
+    bed.lead_to(second)
+    assert await (await sending).text() == "two"
+    await bed.session.post(url, data=b"{}", headers=headers)
+    (key,) = first.order_keys
+    assert key == second.order_keys[0] is not None
+    assert (second.order_keys[1] == key) is (given is not None)
+    await bed.session.post(f"{bed.url}/v1/runs/train/suspend", data=b"{}")
+    assert second.order_keys[2] is None
 
 
 def _abort(leader: ALeader) -> None:
