@@ -177,7 +177,7 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
             return _lost(machine, report.message, now)
         case ReleaseAnswered() if machine.closing:
             if report.is_empty and not around.is_used:
-                return ending(machine, MachineEnd.IDLE, "nothing used it", now)
+                return ending(machine, MachineEnd.IDLE, _unused(around.node), now)
             return replace(machine, closing=False, idle_since=None)
         case ReleaseUnanswered() if machine.closing and not around.is_used:
             return ending(machine, MachineEnd.IDLE, report.message, now)
@@ -187,6 +187,13 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
             after = replace(machine, trouble=report.message, account=account, unmade=is_free)
             return machine if after == machine else after
     return machine
+
+
+def _unused(node: Node | None) -> str:
+    """Return why a machine is released."""
+    if node is None or node.unfit is None:
+        return "nothing used it"
+    return f"nothing used it, and its node takes no work: {node.unfit}"
 
 
 def _lost(machine: Machine, message: str, now: float) -> Machine:
@@ -300,13 +307,17 @@ def release_at(machine: Machine, around: Surroundings) -> float | None:
     policy, node = around.policy, around.node
     if policy is None or around.is_broke or (node is not None and node.draining):
         return machine.idle_since
+    broken_at = None
+    if node is not None and node.unfit_since is not None:
+        broken_at = max(machine.idle_since, node.unfit_since + policy.boot_limit)
     # The first machine of a gang may be there longer than `idle_duration` before the last one is.
     if around.is_awaited or not around.may_release:
-        return None
-    return machine.idle_since + min(
+        return broken_at
+    due = machine.idle_since + min(
         policy.idle_duration,
         policy.idle_duration if machine.idle_duration is None else machine.idle_duration,
     )
+    return due if broken_at is None else min(due, broken_at)
 
 
 def wakes_at(machine: Machine, around: Surroundings) -> float | None:

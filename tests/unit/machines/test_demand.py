@@ -100,6 +100,20 @@ def test_a_machine_that_is_connected_again_in_vain_is_not_waited_for() -> None:
     assert look(cluster, shop(offer()), soon) == Demand()
 
 
+@pytest.mark.parametrize("status", [NodeStatus.CONNECTED, NodeStatus.CONNECTING])
+@pytest.mark.parametrize(("seconds", "bought"), [(0.0, 0), (299.0, 0), (300.0, 1), (None, 1)])
+def test_a_machine_that_takes_no_work_for_a_while_is_not_bought_twice(
+    status: NodeStatus, seconds: float | None, bought: int
+) -> None:
+    cluster = waiting(1, cpu=1.0)
+    since = None if seconds is None else NOW - seconds
+    unfit = {"unfit": "its engine does not answer: refused", "unfit_since": since}
+    cluster.set_node(node("m1", fleet="burst", status=status, **unfit))
+    there = machine(status=MachineStatus.JOINED, joined_at=NOW - 900.0)
+    found = look(cluster, shop(offer()), there)
+    assert len(found.orders) == bought
+
+
 def test_what_is_on_a_machine_that_is_connected_again_stays_taken() -> None:
     cluster = Cluster(fleets=(fleet(),))
     cluster.set_node(node("m1", fleet="burst"))

@@ -141,6 +141,22 @@ def test_the_least_machines_stay() -> None:
     assert not kept.closing
 
 
+def test_the_least_machines_stay_only_while_their_nodes_may_take_work() -> None:
+    why = "its engine does not answer: refused"
+    broken = node("m1", status=NodeStatus.CONNECTED, unfit=why, unfit_since=NOW + 10)
+    least = Surroundings(node=broken, policy=POLICY, may_release=False)
+    kept = joined(idle_since=NOW)
+    assert moved(kept, [], least, NOW + 309) is kept
+    assert wakes_at(kept, least) == NOW + 310
+    closing = moved(kept, [], least, NOW + 310)
+    assert closing.closing
+    told = ReleaseAnswered(machine_id="m1", is_empty=True)
+    after = moved(closing, [told], least, NOW + 311)
+    assert after.message == f"nothing used it, and its node takes no work: {why}"
+    used = replace(least, is_used=True)
+    assert not moved(kept, [], used, NOW + 999).closing
+
+
 def test_a_machine_stays_while_a_gang_awaits_others_with_it() -> None:
     awaited = around(is_awaited=True)
     assert not moved(joined(idle_since=NOW), [], awaited, NOW + 9999).closing
