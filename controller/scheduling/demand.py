@@ -164,8 +164,8 @@ class _Look:
         if machine.status is MachineStatus.PROVISIONING:
             is_seen = node is not None and is_usable(node)
             return None if is_seen else empty_bin(fleet, machine.offer, machine)
-        # After a restart, or a short cut, no node is connected: it comes back with what is on it, as
-        # one does whose engine is restarted.
+        # After a restart, or a short cut, no node is connected: it comes back with what is on it.
+        # So does one whose engine is restarted.
         if machine.status is not MachineStatus.JOINED or node is None:
             return None
         if not comes_back(node, self._now):

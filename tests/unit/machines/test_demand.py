@@ -810,6 +810,31 @@ def test_a_restarted_controller_remembers_what_was_refused() -> None:
     assert Penalties([silent]).until(offer(), NOW + 401.0) == NOW + 1000.0
 
 
+def test_a_failed_boot_in_a_row_is_counted_from_its_order() -> None:
+    # Each fails 1200 s after its order, when its offer may be tried again.
+    ends = [NOW + 1200.0, NOW + 1200.0 + 600.0 + 1200.0]
+    silent = [
+        machine(f"m{at}", end=MachineEnd.BOOT_FAILED, ordered_at=at - 1200.0, terminating_at=at)
+        for at in ends
+    ]
+    assert Penalties(silent).until(offer(), ends[-1]) == ends[-1] + 1200.0
+
+
+def test_machines_that_are_lost_soon_are_left_out_for_longer_and_longer() -> None:
+    until, lost = NOW, []
+    for wait in (600.0, 1200.0, 2400.0, 3600.0):
+        at = until + 300.0
+        times = {"ordered_at": until, "joined_at": until + 200.0, "terminating_at": at}
+        lost.append(machine(f"m{at}", end=MachineEnd.LOST, short_lived=True, **times))
+        until = at + wait
+        assert Penalties(lost).until(offer(), at) == until
+    # Another machine that joins tells nothing of how long it lives.
+    came = machine("m9", status=MachineStatus.JOINED, ordered_at=NOW, joined_at=until - 9.0)
+    assert Penalties([*lost, came]).until(offer(), until - 8.0) == until
+    long_lived = machine("m8", end=MachineEnd.LOST, joined_at=NOW, terminating_at=NOW + 9000.0)
+    assert Penalties([long_lived]).until(offer(), NOW + 9001.0) is None
+
+
 def test_a_provider_that_the_file_no_longer_names_is_no_offer() -> None:
     found = look(waiting(1), shop(providers=frozenset({"here", "there"})))
     assert found.orders == ()

@@ -198,6 +198,26 @@ def test_a_machine_that_ends_before_it_is_a_node_is_a_failed_boot() -> None:
     assert moved(joined(), [lost], around(), NOW + 60).end is MachineEnd.LOST
 
 
+@pytest.mark.parametrize(
+    ("seconds", "recalled_at", "is_short"),
+    [(9.0, None, True), (599.0, None, True), (600.0, None, False), (9.0, NOW + 60, False)],
+)
+def test_a_machine_that_is_lost_soon_after_it_joined_was_short_lived(
+    seconds: float, recalled_at: float | None, is_short: bool
+) -> None:
+    there = node("m1", status=NodeStatus.LOST, recalled_at=recalled_at)
+    case = Surroundings(node=there, policy=POLICY)
+    by_node = moved(joined(), [], case, NOW + seconds)
+    report = InstanceLost(machine_id="m1", message="the provider lists it no longer")
+    by_list = moved(joined(), [report], case, NOW + seconds)
+    for after in (by_node, by_list):
+        assert (after.end, after.short_lived) == (MachineEnd.LOST, is_short)
+    if is_short:
+        assert by_list.message == (
+            f"the provider lists it no longer, {seconds:.0f} s after it had become a node"
+        )
+
+
 def test_what_came_of_a_broken_order_ends() -> None:
     came = joined(group="g")
     sent = machine("m2", group="g")
