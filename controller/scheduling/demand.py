@@ -219,10 +219,11 @@ class _Look:
         for free in self._trial.sorted(need.scope).fitting(need, self._trial.rooms):
             offer = self._offers.get(free.node.id)
             yield _offered(jobs, free.node.fleet, offer, node=free.node.name)
-        if not spec.rent.buys:
-            return
         for fleet in self._fleets.values():
             if need.scope[0] and fleet.name not in need.scope[0]:
+                continue
+            if not spec.rent.buys:
+                yield OfferedPlace(jobs=jobs, fleet=fleet.name, why=ReusesOnly().sentence())
                 continue
             found = self._fitting(fleet, need)
             if not isinstance(found, list):

@@ -720,10 +720,14 @@ def test_a_plan_says_why_nothing_is_rented() -> None:
     assert "`machines.max_price`" in found.why[0]
 
 
-def test_a_run_that_only_reuses_is_offered_nodes_alone() -> None:
+def test_a_run_that_only_reuses_is_offered_nodes_and_told_why_nothing_else() -> None:
     cluster = limited(creation_policy=CreationPolicy.REUSE)
     cluster.set_node(node("own"))
-    assert offered(cluster, shop(offer())) == [("own", None)]
+    (run_id,) = cluster.states
+    free, none = offering(cluster.pipeline.index, (), shop(offer()), run_id, NOW)
+    assert (free.node, free.why) == ("own", None)
+    why = "no machine is rented for it: its creation_policy is reuse"
+    assert (none.node, none.fleet, none.instance_type, none.why) == (None, "burst", None, why)
 
 
 def test_a_plan_costs_what_it_would_add_to_what_is_bought() -> None:
