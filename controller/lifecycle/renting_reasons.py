@@ -62,7 +62,7 @@ class NoOffer(_Reason, frozen=True, kw_only=True, tag="no_offer"):
 
 class NoCapacity(_Reason, frozen=True, kw_only=True, tag="no_capacity"):
     """The provider refused each offer that would do. `next_at`: the time of the next try.
-    `detail`: why the first one was refused, if that is not its capacity. `unknown`: as above."""
+    `detail`: why the first one was refused that did not lack capacity. `unknown`: as above."""
 
     fleet: str
     tried: tuple[str, ...]

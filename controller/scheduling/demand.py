@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from controller.lifecycle.inventory import Fleet, MachinesPolicy
 from controller.lifecycle.machines import market
-from controller.lifecycle.machines.market import Market, Purses
+from controller.lifecycle.machines.market import Market, Penalty, Purses
 from controller.lifecycle.machines.model import (
     Machine,
     MachineEnd,
@@ -412,7 +412,7 @@ class _Look:
                 next_at=first,
                 unknown=unknown,
             )
-        detail = alone[0][1].message if alone[0][1].end is not MachineEnd.NO_CAPACITY else None
+        detail = _why_besides_capacity(alone)
         if setup is not None:
             detail = f"each order {', '.join(where)} would be refused: {setup}"
         return NoCapacity(
@@ -604,6 +604,15 @@ def _offered(
         price=offer.price,
         why=why,
     )
+
+
+def _why_besides_capacity(refused: Sequence[tuple[Offer, Penalty]]) -> str | None:
+    """Return why the first of these offers was refused that has another reason than capacity."""
+    for at, (offer, why) in enumerate(refused):
+        if why.end is not MachineEnd.NO_CAPACITY and why.message is not None:
+            # A quota behind three zones that are full is what an admin can change.
+            return why.message if at == 0 else f"{offer.words()}: {why.message}"
+    return None
 
 
 def _policy(fleet: Fleet) -> MachinesPolicy:

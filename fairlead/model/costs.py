@@ -47,10 +47,10 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def money(amount: float) -> str:
-    """Return an amount as users read it: with hundredths, and with as many more digits as make
-    three that count, down to a millionth."""
+    """Return an amount as users read it: with hundredths, and below 1 with four digits that count,
+    down to a millionth."""
     digits = 2
     if 0.0 < abs(amount) < 1.0:
-        digits = min(6, 2 - math.floor(math.log10(abs(amount))))
+        digits = min(6, 3 - math.floor(math.log10(abs(amount))))
     whole, part = f"{amount:.{digits}f}".split(".")
     return f"{whole}.{part.rstrip('0'):0<2}"

@@ -540,6 +540,15 @@ def test_a_refusal_is_told_with_the_providers_words() -> None:
     }
 
 
+def test_a_quota_behind_offers_without_capacity_is_named() -> None:
+    spot, dear = offer("small", spot=True), offer("dear", price=2.0)
+    market = shop(spot, dear)
+    market.penalties.add(spot, MachineEnd.NO_CAPACITY, NOW, message="none left")
+    market.penalties.add(dear, MachineEnd.QUOTA_REACHED, NOW, message="8 vCPUs in north")
+    (sentence,) = sentences(look(waiting(1), market))
+    assert ": dear in north-1 (on demand, 2 an hour): 8 vCPUs in north (an admin's" in sentence
+
+
 WRONG: dict[str, Any] = {"message": "regions.north.image: gone", "reach": Reach.REGION}
 
 
