@@ -161,6 +161,7 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
                 message=machine.message or report.message,
                 reach=report.reach,
                 terminated_at=machine.ordered_at,
+                trouble=None,
             )
         case InstanceGone() if machine.status is MachineStatus.TERMINATING:
             return replace(

@@ -72,8 +72,11 @@ def test_a_machine_joins_once_its_node_takes_work() -> None:
 
 def test_a_refused_order_ends_at_once_and_costs_nothing() -> None:
     refused = OrderRefused(machine_id="m1", end=MachineEnd.NO_CAPACITY, message="none left")
-    after = moved(machine(), [refused], around(NodeStatus.EXPECTED), NOW + 9)
+    slowed = machine(trouble="rate limit exceeded")
+    after = moved(slowed, [refused], around(NodeStatus.EXPECTED), NOW + 9)
     assert (after.status, after.end) == (MachineStatus.TERMINATED, MachineEnd.NO_CAPACITY)
+    # What was wrong before the answer is no news of a machine that has ended.
+    assert (after.trouble, after.message) == (None, "none left")
     assert cost_between(after, 0.0, NOW + 999) == 0.0
 
 
