@@ -17,6 +17,8 @@ _FIRST_PENALTY = {
     MachineEnd.QUOTA_REACHED: 600.0,
     MachineEnd.REFUSED: 600.0,
     MachineEnd.BOOT_FAILED: 600.0,
+    # Once may be bad luck, and the fleet may have no other offer.
+    MachineEnd.LOST: 180.0,
 }
 _MAX_PENALTY = 3600.0
 _TOLERANCE = 1e-9
@@ -57,12 +59,15 @@ class Penalties:
         """Leave out the offer of a machine that failed (`failure_of`), if it did."""
         end = failure_of(machine)
         if end is not None:
+            message = machine.message
+            if machine.short_lived:
+                message = f"machine {machine.name} was lost: {message}"
             self.add(
                 machine.offer,
                 end,
                 now,
                 after=after,
-                message=machine.message,
+                message=message,
                 reach=machine.reach,
                 ordered_at=machine.ordered_at,
                 short_lived=machine.short_lived,
@@ -163,7 +168,7 @@ def _is_of_another_setup(machine: Machine, setups: Mapping[str, str]) -> bool:
 def failure_of(machine: Machine) -> MachineEnd | None:
     """Return how the machine failed, so that its offer is left out; None: it did not."""
     if machine.short_lived:
-        return MachineEnd.BOOT_FAILED
+        return MachineEnd.LOST
     never_came = machine.joined_at is None and machine.end in _FIRST_PENALTY
     return machine.end if never_came else None
 

@@ -835,9 +835,9 @@ def test_a_failed_boot_in_a_row_is_counted_from_its_order() -> None:
 
 def test_machines_that_are_lost_soon_are_left_out_for_longer_and_longer() -> None:
     until, lost = NOW, []
-    for wait in (600.0, 1200.0, 2400.0, 3600.0):
+    for wait in (180.0, 360.0, 720.0, 1440.0, 2880.0, 3600.0):
         at = until + 300.0
-        times = {"ordered_at": until, "joined_at": until + 200.0, "terminating_at": at}
+        times = {"ordered_at": until + 9.0, "joined_at": until + 99.0, "terminating_at": at}
         lost.append(machine(f"m{at}", end=MachineEnd.LOST, short_lived=True, **times))
         until = at + wait
         assert Penalties(lost).until(offer(), at) == until
