@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from botocore.exceptions import BotoCoreError, ClientError
 
 from controller.clouds.base import (
@@ -82,6 +84,12 @@ TOKEN_OF_ENDED = "IdempotentInstanceTerminated"
 NOT_FOUND = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"})
 _FIRST_SERVER_ERROR = 500
 _MAX_SHOWN = 500
+_ENCODED = re.compile(r"\s*Encoded authorization failure message: \S+")
+"""Up to thousands of characters that only `aws sts decode-authorization-message` reads."""
+_NOT_ENABLED = frozenset(
+    {"AuthFailure", "InvalidClientTokenId", "OptInRequired", "UnrecognizedClientException"}
+)
+"""How a region refuses that the account has not enabled: as it refuses wrong credentials."""
 
 
 class SetupRefused(CloudError):
@@ -121,7 +129,7 @@ def refusal(error: BotoCoreError | ClientError, what: str) -> CloudError:
             return Unauthorized(f"{what}: {error}")
         return CloudAway(f"{what}: {error}"[:_MAX_SHOWN])
     code = code_of(error)
-    message = str(error.response.get("Error", {}).get("Message", ""))
+    message = _ENCODED.sub("", str(error.response.get("Error", {}).get("Message", "")))
     text = f"{what}: {message or 'no reason'} ({code})"[:_MAX_SHOWN]
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     for codes, kind in ((_NO_CAPACITY, NoCapacity), (_QUOTA, QuotaReached)):
@@ -129,6 +137,8 @@ def refusal(error: BotoCoreError | ClientError, what: str) -> CloudError:
             return kind(text)
     if code in _THROTTLED:
         return Throttled(text)
+    if code in _NOT_ENABLED:
+        return Unauthorized(f"{text}; so refuses a region that the account has not enabled, too")
     if code in _UNAUTHORIZED:
         return Unauthorized(text)
     if code in NOT_FOUND:

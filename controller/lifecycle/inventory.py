@@ -275,6 +275,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     quarantine: tuple[QuarantinedTask, ...] = ()
     unfit: str | None = None
     """Why the health check lets it take no work; None: it may take work."""
+    unfit_since: float | None = None
+    """When the check first failed since it last passed (Unix time); None: that is not known."""
     boot_id: str | None = None
     install_id: str | None = None
     capacity: NodeCapacity = NodeCapacity()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from fairlead.model.costs import money
+
 
 class _Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
     """What all are stored with. The union `MachineReason` is the type: each has its `sentence`."""
@@ -60,7 +62,7 @@ class NoOffer(_Reason, frozen=True, kw_only=True, tag="no_offer"):
 
 class NoCapacity(_Reason, frozen=True, kw_only=True, tag="no_capacity"):
     """The provider refused each offer that would do. `next_at`: the time of the next try.
-    `detail`: why the first one was refused, if that is not its capacity. `unknown`: as above."""
+    `detail`: why the first one was refused that did not lack capacity. `unknown`: as above."""
 
     fleet: str
     tried: tuple[str, ...]
@@ -128,7 +130,7 @@ class OverBudget(_Reason, frozen=True, kw_only=True, tag="over_budget"):
     def sentence(self) -> str:
         return (
             f"{self.owner} may cost {self.allowed:g} {self.limit}; its machines cost "
-            f"{self.spent:.2f}, and what is needed would add {self.asked:g}"
+            f"{money(self.spent)}, and what is needed would add {self.asked:g}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -45,7 +46,17 @@ def after_health_check(node: Node, reading: Reading) -> Node:
     failures = "; ".join(_failures(node.name, reading, capacity.gpus))
     if node.unfit is not None and not failures:
         node = with_another_chance(node)
-    return msgspec.structs.replace(node, capacity=capacity, unfit=failures or None)
+    since = _unfit_since(node, reading) if failures else None
+    return msgspec.structs.replace(
+        node, capacity=capacity, unfit=failures or None, unfit_since=since
+    )
+
+
+def _unfit_since(node: Node, reading: Reading) -> float | None:
+    """Return since when the node, which fails this check, has failed; None: it is not known."""
+    if node.unfit is not None and node.unfit_since is not None:
+        return node.unfit_since
+    return reading.answered_at if math.isfinite(reading.answered_at) else None
 
 
 def after_recall(node: Node, recall: Recall | None) -> Node:

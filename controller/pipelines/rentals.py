@@ -49,14 +49,6 @@ _ANYWAY_SECONDS = 60.0
 """After this time demand is looked at although nothing changed: a month may have ended."""
 CLOSED = "its machine is being given back"
 SHIM_SOCKET = "/run/fairlead/shim.sock"
-_REFUSALS = frozenset(
-    {
-        MachineEnd.NO_CAPACITY,
-        MachineEnd.QUOTA_REACHED,
-        MachineEnd.REFUSED,
-        MachineEnd.BOOT_FAILED,
-    }
-)
 
 
 class Pinned(msgspec.Struct, frozen=True, kw_only=True):
@@ -444,16 +436,9 @@ class _Turn:
             penalties.forget(after.offer)
             if (node := self._nodes.get(after.id)) is not None:
                 self._rentals.sizes.joined(after, node.capacity, self._now)
-        if after.end is not before.end and after.end in _REFUSALS:
+        if after.end is not before.end:
             asked = (one.after for one in reports if isinstance(one, life.OrderRefused))
-            penalties.add(
-                after.offer,
-                after.end,
-                self._now,
-                after=next(asked, None),
-                message=after.message,
-                reach=after.reach,
-            )
+            penalties.add_failed(after, self._now, after=next(asked, None))
 
     def _put(self, before: Machine, after: Machine) -> None:
         self._rentals.machines[after.id] = self._machines[after.id] = after

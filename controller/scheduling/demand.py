@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from controller.lifecycle.inventory import Fleet, MachinesPolicy
 from controller.lifecycle.machines import market
-from controller.lifecycle.machines.market import Market, Purses
+from controller.lifecycle.machines.market import Market, Penalty, Purses
 from controller.lifecycle.machines.model import (
     Machine,
     MachineEnd,
@@ -165,6 +165,7 @@ class _Look:
             is_seen = node is not None and is_usable(node)
             return None if is_seen else empty_bin(fleet, machine.offer, machine)
         # After a restart, or a short cut, no node is connected: it comes back with what is on it.
+        # So does one whose engine is restarted.
         if machine.status is not MachineStatus.JOINED or node is None:
             return None
         if not comes_back(node, self._now):
@@ -218,10 +219,11 @@ class _Look:
         for free in self._trial.sorted(need.scope).fitting(need, self._trial.rooms):
             offer = self._offers.get(free.node.id)
             yield _offered(jobs, free.node.fleet, offer, node=free.node.name)
-        if not spec.rent.buys:
-            return
         for fleet in self._fleets.values():
             if need.scope[0] and fleet.name not in need.scope[0]:
+                continue
+            if not spec.rent.buys:
+                yield OfferedPlace(jobs=jobs, fleet=fleet.name, why=ReusesOnly().sentence())
                 continue
             found = self._fitting(fleet, need)
             if not isinstance(found, list):
@@ -410,7 +412,7 @@ class _Look:
                 next_at=first,
                 unknown=unknown,
             )
-        detail = alone[0][1].message if alone[0][1].end is not MachineEnd.NO_CAPACITY else None
+        detail = _why_besides_capacity(alone)
         if setup is not None:
             detail = f"each order {', '.join(where)} would be refused: {setup}"
         return NoCapacity(
@@ -602,6 +604,15 @@ def _offered(
         price=offer.price,
         why=why,
     )
+
+
+def _why_besides_capacity(refused: Sequence[tuple[Offer, Penalty]]) -> str | None:
+    """Return why the first of these offers was refused that has another reason than capacity."""
+    for at, (offer, why) in enumerate(refused):
+        if why.end is not MachineEnd.NO_CAPACITY and why.message is not None:
+            # A quota behind three zones that are full is what an admin can change.
+            return why.message if at == 0 else f"{offer.words()}: {why.message}"
+    return None
 
 
 def _policy(fleet: Fleet) -> MachinesPolicy:

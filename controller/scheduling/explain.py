@@ -156,6 +156,8 @@ def _in_the_way(trial: TrialCapacity, node: Node, need: Need, where: Where) -> l
         found.append(f"needs {constraint_words(missing)}, {tail}")
     if where is not None and closed is None and index.domain(node.id) != where:
         found.append(f"it is not in {where}, where the run's other jobs are")
+    if closed is not None and not node.capacity.cpu:
+        return found  # Its shim has never told what it has.
     taken = index.taken.get(node.id, {}).values()
     free = trial.rooms.get(node.id) or room(node, taken, index.starts(node.id))
     lacks = (one.lack.words() for one in shortfalls(need.resources, free))

@@ -36,7 +36,7 @@ _MAX_SCOPES = 64
 Where: TypeAlias = Domain | None
 """A domain; None: everywhere."""
 COMES_BACK_SECONDS = 300.0
-"""A node that was connected longer ago is not waited for."""
+"""A node that was connected, or whose health check passed, longer ago is not waited for."""
 
 
 def is_usable(node: Node) -> bool:
@@ -51,13 +51,19 @@ def keeps_its_allocations(node: Node) -> bool:
 
 
 def comes_back(node: Node, now: float) -> bool:
-    """Return whether new jobs may be placed there once it is connected, which is tried, and has not
-    failed for long."""
-    is_closed = node.cordoned or node.draining or node.unfit is not None
+    """Return whether new jobs may be placed there once it is connected, which is tried, or passes
+    its health check, and whether neither has failed for long."""
+    if node.cordoned or node.draining:
+        return False
+    if node.unfit is not None:
+        # An engine is restarted, a clock is set. A missing GPU is no room, however long this waits.
+        if node.unfit_since is None or now - node.unfit_since >= COMES_BACK_SECONDS:
+            return False
+        if node.status is NodeStatus.CONNECTED:
+            return True
     # A shim that answers and then fails each time is never silent, so never unreachable.
     tried_for = 0.0 if node.last_seen_at is None else now - node.last_seen_at
-    is_tried = node.status is NodeStatus.CONNECTING and tried_for < COMES_BACK_SECONDS
-    return is_tried and not is_closed
+    return node.status is NodeStatus.CONNECTING and tried_for < COMES_BACK_SECONDS
 
 
 def why_given_up(node: Node | None) -> str | None:

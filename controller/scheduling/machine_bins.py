@@ -36,7 +36,7 @@ class Bin:
 
     @property
     def is_back(self) -> bool:
-        """Whether it was a node before, and is only connected again."""
+        """Whether it was a node before, and is to take work again."""
         return self.machine is not None and self.machine.status is MachineStatus.JOINED
 
     def holds(self, need: Need) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 import msgspec
@@ -43,3 +44,13 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     def period(self) -> str | None:
         """Return the day or month of the row; None: it is of the whole time."""
         return self.day or self.month
+
+
+def money(amount: float) -> str:
+    """Return an amount as users read it: with hundredths, and below 1 with four digits that count,
+    down to a millionth."""
+    digits = 2
+    if 0.0 < abs(amount) < 1.0:
+        digits = min(6, 3 - math.floor(math.log10(abs(amount))))
+    whole, part = f"{amount:.{digits}f}".split(".")
+    return f"{whole}.{part.rstrip('0'):0<2}"

@@ -163,7 +163,12 @@ class GcpCloud:
             "fields": "items(name,guestCpus,memoryMb,isSharedCpu,accelerators,architecture,"
             "deprecated,bundledLocalSsds),nextPageToken,warning"
         }
-        pages = await self._pages(MachineTypes, f"zones/{zone}/machineTypes", asked)
+        try:
+            pages = await self._pages(MachineTypes, f"zones/{zone}/machineTypes", asked)
+        except (Refused, NotThere) as error:
+            region = next(region for region, one in self._zones() if one == zone)
+            field = f"providers.{self._name}.regions.{region}.zones"
+            raise Refused(f"{field}: {error}", Reach.ZONE) from None
         types = [one for page in pages for one in page.items]
         self._types[zone] = (now + TYPES_EVERY_SECONDS, types)
         return types

@@ -18,6 +18,8 @@ from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStat
 from fairlead.model.statuses import NodeStatus
 
 _DEFAULT_BOOT_LIMIT = 1200.0
+MIN_LIFE_SECONDS = 600.0
+"""A node that is lost sooner after its machine joined shows that the next one would be, too."""
 IN_ACCOUNT = "it is in account"
 """The trouble of a machine that is out of reach begins so."""
 
@@ -159,6 +161,7 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
                 message=machine.message or report.message,
                 reach=report.reach,
                 terminated_at=machine.ordered_at,
+                trouble=None,
             )
         case InstanceGone() if machine.status is MachineStatus.TERMINATING:
             return replace(
@@ -174,10 +177,10 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
                 trouble=None,
             )
         case InstanceLost() if machine.status is not MachineStatus.TERMINATING:
-            return _lost(machine, report.message, now)
+            return _lost(machine, around.node, report.message, now)
         case ReleaseAnswered() if machine.closing:
             if report.is_empty and not around.is_used:
-                return ending(machine, MachineEnd.IDLE, "nothing used it", now)
+                return ending(machine, MachineEnd.IDLE, _unused(around.node), now)
             return replace(machine, closing=False, idle_since=None)
         case ReleaseUnanswered() if machine.closing and not around.is_used:
             return ending(machine, MachineEnd.IDLE, report.message, now)
@@ -189,12 +192,25 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
     return machine
 
 
-def _lost(machine: Machine, message: str, now: float) -> Machine:
-    """Return the record of a machine that its provider has no more."""
+def _unused(node: Node | None) -> str:
+    """Return why a machine is released."""
+    if node is None or node.unfit is None:
+        return "nothing used it"
+    return f"nothing used it, and its node takes no work: {node.unfit}"
+
+
+def _lost(machine: Machine, node: Node | None, message: str, now: float) -> Machine:
+    """Return the record of a machine that its provider has no more, or whose node is lost."""
     if machine.status is MachineStatus.PROVISIONING:
         # As at EC2 with a disk that may not be encrypted: the next one would end so, too.
         return ending(machine, MachineEnd.BOOT_FAILED, f"{message}; it was no node yet", now)
-    return ending(machine, MachineEnd.LOST, message, now)
+    ended = ending(machine, MachineEnd.LOST, message, now)
+    seconds = now - (now if machine.joined_at is None else machine.joined_at)
+    is_recalled = node is not None and node.recalled_at is not None
+    if seconds >= MIN_LIFE_SECONDS or is_recalled:
+        return ended
+    why = f"{message}, {seconds:.0f} s after it had become a node"
+    return replace(ended, message=why, short_lived=True)
 
 
 def of_another(
@@ -274,7 +290,7 @@ def _joined(machine: Machine, around: Surroundings, now: float) -> Machine:
     if node is None:
         return ending(machine, MachineEnd.ASKED, "its node was removed", now)
     if node.status is NodeStatus.LOST:
-        return ending(machine, MachineEnd.LOST, "its node is lost", now)
+        return _lost(machine, node, "its node is lost", now)
     if around.is_used:
         if machine.idle_since is None and not machine.closing:
             return machine
@@ -300,13 +316,17 @@ def release_at(machine: Machine, around: Surroundings) -> float | None:
     policy, node = around.policy, around.node
     if policy is None or around.is_broke or (node is not None and node.draining):
         return machine.idle_since
+    broken_at = None
+    if node is not None and node.unfit_since is not None:
+        broken_at = max(machine.idle_since, node.unfit_since + policy.boot_limit)
     # The first machine of a gang may be there longer than `idle_duration` before the last one is.
     if around.is_awaited or not around.may_release:
-        return None
-    return machine.idle_since + min(
+        return broken_at
+    due = machine.idle_since + min(
         policy.idle_duration,
         policy.idle_duration if machine.idle_duration is None else machine.idle_duration,
     )
+    return due if broken_at is None else min(due, broken_at)
 
 
 def wakes_at(machine: Machine, around: Surroundings) -> float | None:

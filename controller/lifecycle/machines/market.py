@@ -17,6 +17,8 @@ _FIRST_PENALTY = {
     MachineEnd.QUOTA_REACHED: 600.0,
     MachineEnd.REFUSED: 600.0,
     MachineEnd.BOOT_FAILED: 600.0,
+    # Once may be bad luck, and the fleet may have no other offer.
+    MachineEnd.LOST: 180.0,
 }
 _MAX_PENALTY = 3600.0
 _TOLERANCE = 1e-9
@@ -32,6 +34,8 @@ class Penalty(msgspec.Struct, frozen=True, kw_only=True):
     end: MachineEnd
     reach: Reach = Reach.OFFER
     message: str | None = None
+    short_lived: bool = False
+    """Its machines become nodes and are lost: that another one becomes a node tells nothing."""
 
 
 class Penalties:
@@ -45,14 +49,29 @@ class Penalties:
         """`machines`: the records so far. `setups`: a digest of what the controller's file says of
         each provider."""
         self._known: dict[tuple[Reach, str, str], Penalty] = {}
-        for at, machine in sorted(_outcomes(machines), key=lambda one: one[0]):
-            if machine.end in _FIRST_PENALTY and machine.joined_at is None:
-                assert machine.end is not None
-                if not _is_of_another_setup(machine, setups or {}):
-                    reach, message = machine.reach, machine.message
-                    self.add(machine.offer, machine.end, at, message=message, reach=reach)
-            else:
+        for at, came, machine in sorted(_outcomes(machines), key=lambda one: one[:2]):
+            if came:
                 self.forget(machine.offer)
+            elif not _is_of_another_setup(machine, setups or {}):
+                self.add_failed(machine, at)
+
+    def add_failed(self, machine: Machine, now: float, after: float | None = None) -> None:
+        """Leave out the offer of a machine that failed (`failure_of`), if it did."""
+        end = failure_of(machine)
+        if end is not None:
+            message = machine.message
+            if machine.short_lived:
+                message = f"machine {machine.name} was lost: {message}"
+            self.add(
+                machine.offer,
+                end,
+                now,
+                after=after,
+                message=message,
+                reach=machine.reach,
+                ordered_at=machine.ordered_at,
+                short_lived=machine.short_lived,
+            )
 
     def add(
         self,
@@ -62,11 +81,14 @@ class Penalties:
         after: float | None = None,
         message: str | None = None,
         reach: Reach = Reach.OFFER,
+        ordered_at: float | None = None,
+        short_lived: bool = False,
     ) -> None:
         """Leave the offer out for some time, and those in `reach`; each refusal in a row doubles
         it.
 
-        `after`: the least time that the provider asks for.
+        `after`: the least time that the provider asks for. `ordered_at`: when what failed was
+        ordered; None: now.
         """
         key = _key(offer, reach)
         before = self._known.get(key)
@@ -74,17 +96,25 @@ class Penalties:
         if before is not None and before.until > now:
             return
         first = _FIRST_PENALTY[end]
-        is_in_a_row = before is not None and now - before.until < before.wait
+        # From the order: a boot may take longer to fail than its offer was left out.
+        tried_at = now if ordered_at is None else ordered_at
+        is_in_a_row = before is not None and tried_at - before.until < before.wait
         wait = min(_MAX_PENALTY, 2 * before.wait) if before and is_in_a_row else first
         wait = max(wait, after or 0.0)
         self._known[key] = Penalty(
-            until=now + wait, wait=wait, end=end, reach=reach, message=message
+            until=now + wait,
+            wait=wait,
+            end=end,
+            reach=reach,
+            message=message,
+            short_lived=short_lived,
         )
 
     def forget(self, offer: Offer) -> None:
         """Forget refusals that hold for the offer: a machine of it came."""
-        for reach in Reach:
-            self._known.pop(_key(offer, reach), None)
+        for key in [_key(offer, reach) for reach in Reach]:
+            if key in self._known and not self._known[key].short_lived:
+                del self._known[key]
 
     def forget_refused(self, provider: str) -> None:
         """Forget the requests that the provider refused as such: they would work now."""
@@ -135,14 +165,22 @@ def _is_of_another_setup(machine: Machine, setups: Mapping[str, str]) -> bool:
     return setups.get(machine.offer.provider, machine.setup) != machine.setup
 
 
-def _outcomes(machines: Iterable[Machine]) -> Iterator[tuple[float, Machine]]:
-    """Yield when each machine came or failed to; the record of a refused one has no later time than
-    its order."""
+def failure_of(machine: Machine) -> MachineEnd | None:
+    """Return how the machine failed, so that its offer is left out; None: it did not."""
+    if machine.short_lived:
+        return MachineEnd.LOST
+    never_came = machine.joined_at is None and machine.end in _FIRST_PENALTY
+    return machine.end if never_came else None
+
+
+def _outcomes(machines: Iterable[Machine]) -> Iterator[tuple[float, bool, Machine]]:
+    """Yield when each machine came (True) or failed; the record of a refused one has no later time
+    than its order."""
     for one in machines:
         if one.joined_at is not None:
-            yield one.joined_at, one
-        elif one.end in _FIRST_PENALTY:
-            yield one.terminating_at or one.ordered_at, one
+            yield one.joined_at, True, one
+        if failure_of(one) is not None:
+            yield one.terminating_at or one.ordered_at, False, one
 
 
 class Supply(msgspec.Struct, frozen=True, kw_only=True):

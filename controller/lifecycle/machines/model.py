@@ -147,6 +147,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     end: MachineEnd | None = None
     message: str | None = None
     """Why it ends, as a sentence."""
+    short_lived: bool = False
+    """It was lost soon after it became a node, and nobody had announced that: its offer is left
+    out for a while."""
     reach: Reach = Reach.OFFER
     """Which offers its refusal holds for."""
     setup: str | None = None

@@ -112,7 +112,9 @@ class ProviderService:
             return [Examined(what="credentials and offers", fault=str(error))]
         if not known.offers and not known.unknown:
             fault = "it has none: see its regions and prices in the controller's file"
-            return [Examined(what="credentials"), Examined(what="offers", fault=fault)]
+            # It may know the field that is wrong, such as a location that does not exist.
+            named = await _needs(name, cloud)
+            return [Examined(what="credentials"), Examined(what="offers", fault=fault), *named]
         found = [Examined(what=f"credentials and {len(known.offers)} offers")]
         found += (
             Examined(what=f"offers in {one}", fault=why) for one, why in known.unknown.items()
@@ -122,12 +124,7 @@ class ProviderService:
         if isinstance(cloud, Refreshes):
             found.append(self._aged(name, cloud))
             found += _unpriced(cloud)
-        if isinstance(cloud, Examines):
-            try:
-                found += await answer_of(name, cloud.examine())
-            except CloudError as error:
-                found.append(Examined(what="what orders need", fault=str(error)))
-        return found
+        return [*found, *await _needs(name, cloud)]
 
     @staticmethod
     async def _account(supplies: Supplies, known: KnownOffers) -> list[Examined]:
@@ -207,6 +204,16 @@ def _cheapest(offers: Sequence[Offer], instance_type: str | None) -> Offer | Non
         if not one.spot and one.reservation is None and instance_type in (None, one.instance_type)
     )
     return min(allowed, key=lambda one: (one.price, one.key), default=None)
+
+
+async def _needs(name: str, cloud: Cloud) -> list[Examined]:
+    """Return what the provider itself finds of what orders need."""
+    if not isinstance(cloud, Examines):
+        return []
+    try:
+        return list(await answer_of(name, cloud.examine()))
+    except CloudError as error:
+        return [Examined(what="what orders need", fault=str(error))]
 
 
 async def _listed(name: str, cloud: Cloud, installation: str) -> Examined:

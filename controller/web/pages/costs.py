@@ -13,7 +13,7 @@ from controller.clock import iso, month_began
 from controller.service.machines.costs import PERIODS, period_name
 from controller.web.page import Page, PageRoute, Visit
 from fairlead.documents.machines import BudgetView
-from fairlead.model.costs import CostKey, CostPeriod, CostRow
+from fairlead.model.costs import CostKey, CostPeriod, CostRow, money
 from fairlead.queries import DEFAULT_SECONDS, CostsQuery
 
 _YEAR = 365 * 86400.0
@@ -157,10 +157,6 @@ def _used(cost: float, limit: float | None) -> str:
 
 def _remains(cost: float, limit: float | None) -> str:
     return "" if limit is None else money(max(0.0, limit - cost))
-
-
-def money(amount: float) -> str:
-    return f"{amount:.2f}"
 
 
 async def show_costs(visit: Visit) -> Page:

@@ -20,6 +20,7 @@ from controller.web.page import Done, Page, PageRoute, Visit
 from controller.web.pages.events import AFTER_ALL, EventRow, event_rows, with_own_events
 from fairlead.documents.machines import MachineView
 from fairlead.documents.nodes import FleetView, GpuView, NodeView
+from fairlead.model.costs import money
 from fairlead.queries import EventQuery
 
 PAGE_OF_NODES = 1000
@@ -250,8 +251,8 @@ def machine_row(machine: MachineView) -> MachineRow:
         status=machine.status,
         what=machine.instance_type + (" (spot)" if machine.spot else ""),
         where=machine.zone or machine.region,
-        price=f"{machine.price:.2f}",
-        cost=f"{machine.cost:.2f}",
+        price=money(machine.price),
+        cost=money(machine.cost),
         idle_since=machine.idle_since,
         note=machine.trouble or machine.message or "",
     )
@@ -329,7 +330,7 @@ async def list_nodes(visit: Visit) -> Page:
             "broken_rows": [row for fleet in rows for row in fleet.nodes if row.is_broken],
             "are_more": answer.next_cursor is not None,
             "machines": [machine_row(one) for one in rented],
-            "per_hour": f"{sum(one.price for one in rented):.2f}",
+            "per_hour": money(sum(one.price for one in rented)),
         },
     )
 

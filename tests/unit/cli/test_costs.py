@@ -10,6 +10,7 @@ import pytest
 from fairlead import settings
 from fairlead.cli.commands.nodes import machines
 from fairlead.cli.errors import EXIT_USAGE, CliError
+from fairlead.model.costs import money
 
 ROW = {"user": "ada", "fleet": None, "run": "ab", "run_name": "tiny", "hours": 0.001, "cost": 0.004}
 
@@ -41,8 +42,8 @@ def test_a_row_in_csv_is_not_rounded_to_nothing(
     machines.cost(by="run,user")
     assert capfd.readouterr().out.split() == [
         *("RUN", "USER", "HOURS", "COST"),
-        *("tiny", "ada", "0.00", "0.00"),
-        *("together", "0.00"),
+        *("tiny", "ada", "0.00", "0.004"),
+        *("together", "0.004"),
     ]
 
 
@@ -68,3 +69,21 @@ def test_what_makes_no_sense_is_refused_before_it_is_asked(
         machines.cost(**options)
     assert caught.value.exit_status == EXIT_USAGE
     assert not answers.asked
+
+
+@pytest.mark.parametrize(
+    ("amount", "shown"),
+    [
+        (0.0, "0.00"),
+        (0.0035, "0.0035"),
+        (0.00000049, "0.00"),
+        (0.0000012, "0.000001"),
+        (0.1, "0.10"),
+        (0.70683, "0.7068"),
+        (0.99999, "1.00"),
+        (1.0049, "1.00"),
+        (1234.5, "1234.50"),
+    ],
+)
+def test_an_amount_has_the_digits_that_it_needs(amount: float, shown: str) -> None:
+    assert money(amount) == shown

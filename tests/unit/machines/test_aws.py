@@ -330,6 +330,28 @@ async def test_a_region_that_refuses_keeps_no_other_from_being_rented(world: Ec2
     assert "not opted in" in known.unknown[REGION]
 
 
+async def test_a_region_that_is_not_enabled_is_thought_of(world: Ec2World) -> None:
+    world.front.fails["DescribeSpotPriceHistory"] = [Failure("AuthFailure", "not valid", 401)]
+    known = await world.cloud.offers()
+    assert known.unknown[REGION].endswith(
+        f"in {REGION}: not valid (AuthFailure); so refuses a region that the account has not "
+        "enabled, too"
+    )
+
+
+async def test_a_missing_permission_is_told_without_what_nobody_can_read(
+    world: Ec2World, installation: str
+) -> None:
+    message = (
+        "You are not authorized to perform: ec2:RunInstances. Encoded authorization failure "
+        f"message: {'aB3_-' * 300}"
+    )
+    world.front.fails["RunInstances"] = [Failure("UnauthorizedOperation", message, 403)]
+    with pytest.raises(Unauthorized, match=r"to perform: ec2:RunInstances\. \(Unauth") as caught:
+        await world.cloud.create(order_of(world, installation))
+    assert "Encoded" not in str(caught.value)
+
+
 async def test_the_account_is_that_of_the_credentials(world: Ec2World, account: Account) -> None:
     assert await world.cloud.account() == "123456789012"
 

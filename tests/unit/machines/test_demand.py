@@ -100,6 +100,20 @@ def test_a_machine_that_is_connected_again_in_vain_is_not_waited_for() -> None:
     assert look(cluster, shop(offer()), soon) == Demand()
 
 
+@pytest.mark.parametrize("status", [NodeStatus.CONNECTED, NodeStatus.CONNECTING])
+@pytest.mark.parametrize(("seconds", "bought"), [(0.0, 0), (299.0, 0), (300.0, 1), (None, 1)])
+def test_a_machine_that_takes_no_work_for_a_while_is_not_bought_twice(
+    status: NodeStatus, seconds: float | None, bought: int
+) -> None:
+    cluster = waiting(1, cpu=1.0)
+    since = None if seconds is None else NOW - seconds
+    unfit = {"unfit": "its engine does not answer: refused", "unfit_since": since}
+    cluster.set_node(node("m1", fleet="burst", status=status, **unfit))
+    there = machine(status=MachineStatus.JOINED, joined_at=NOW - 900.0)
+    found = look(cluster, shop(offer()), there)
+    assert len(found.orders) == bought
+
+
 def test_what_is_on_a_machine_that_is_connected_again_stays_taken() -> None:
     cluster = Cluster(fleets=(fleet(),))
     cluster.set_node(node("m1", fleet="burst"))
@@ -526,6 +540,15 @@ def test_a_refusal_is_told_with_the_providers_words() -> None:
     }
 
 
+def test_a_quota_behind_offers_without_capacity_is_named() -> None:
+    spot, dear = offer("small", spot=True), offer("dear", price=2.0)
+    market = shop(spot, dear)
+    market.penalties.add(spot, MachineEnd.NO_CAPACITY, NOW, message="none left")
+    market.penalties.add(dear, MachineEnd.QUOTA_REACHED, NOW, message="8 vCPUs in north")
+    (sentence,) = sentences(look(waiting(1), market))
+    assert ": dear in north-1 (on demand, 2 an hour): 8 vCPUs in north (an admin's" in sentence
+
+
 WRONG: dict[str, Any] = {"message": "regions.north.image: gone", "reach": Reach.REGION}
 
 
@@ -706,10 +729,14 @@ def test_a_plan_says_why_nothing_is_rented() -> None:
     assert "`machines.max_price`" in found.why[0]
 
 
-def test_a_run_that_only_reuses_is_offered_nodes_alone() -> None:
+def test_a_run_that_only_reuses_is_offered_nodes_and_told_why_nothing_else() -> None:
     cluster = limited(creation_policy=CreationPolicy.REUSE)
     cluster.set_node(node("own"))
-    assert offered(cluster, shop(offer())) == [("own", None)]
+    (run_id,) = cluster.states
+    free, none = offering(cluster.pipeline.index, (), shop(offer()), run_id, NOW)
+    assert (free.node, free.why) == ("own", None)
+    why = "no machine is rented for it: its creation_policy is reuse"
+    assert (none.node, none.fleet, none.instance_type, none.why) == (None, "burst", None, why)
 
 
 def test_a_plan_costs_what_it_would_add_to_what_is_bought() -> None:
@@ -794,6 +821,31 @@ def test_a_restarted_controller_remembers_what_was_refused() -> None:
     assert Penalties([idle]).until(offer(), NOW) is None
     silent = machine("m5", end=MachineEnd.BOOT_FAILED, terminating_at=NOW + 400.0, **gone)
     assert Penalties([silent]).until(offer(), NOW + 401.0) == NOW + 1000.0
+
+
+def test_a_failed_boot_in_a_row_is_counted_from_its_order() -> None:
+    # Each fails 1200 s after its order, when its offer may be tried again.
+    ends = [NOW + 1200.0, NOW + 1200.0 + 600.0 + 1200.0]
+    silent = [
+        machine(f"m{at}", end=MachineEnd.BOOT_FAILED, ordered_at=at - 1200.0, terminating_at=at)
+        for at in ends
+    ]
+    assert Penalties(silent).until(offer(), ends[-1]) == ends[-1] + 1200.0
+
+
+def test_machines_that_are_lost_soon_are_left_out_for_longer_and_longer() -> None:
+    until, lost = NOW, []
+    for wait in (180.0, 360.0, 720.0, 1440.0, 2880.0, 3600.0):
+        at = until + 300.0
+        times = {"ordered_at": until + 9.0, "joined_at": until + 99.0, "terminating_at": at}
+        lost.append(machine(f"m{at}", end=MachineEnd.LOST, short_lived=True, **times))
+        until = at + wait
+        assert Penalties(lost).until(offer(), at) == until
+    # Another machine that joins tells nothing of how long it lives.
+    came = machine("m9", status=MachineStatus.JOINED, ordered_at=NOW, joined_at=until - 9.0)
+    assert Penalties([*lost, came]).until(offer(), until - 8.0) == until
+    long_lived = machine("m8", end=MachineEnd.LOST, joined_at=NOW, terminating_at=NOW + 9000.0)
+    assert Penalties([long_lived]).until(offer(), NOW + 9001.0) is None
 
 
 def test_a_provider_that_the_file_no_longer_names_is_no_offer() -> None:

@@ -462,6 +462,19 @@ async def test_offers_are_the_types_of_each_zone_that_have_a_price(
     await cloud.close()
 
 
+async def test_a_zone_that_is_not_there_is_named_with_its_field(
+    world: GcpWorld, tmp_path: Path
+) -> None:
+    elsewhere = {REGION: GcpRegion(zones=(f"{REGION}-z",), subnetwork=SUBNETWORK)}
+    cloud = cloud_of(world.other_side, config(world.other_side, tmp_path, regions=elsewhere))
+    try:
+        with pytest.raises(Refused, match=rf"\.regions\.{REGION}\.zones: .*Unknown zone") as caught:
+            await cloud.offers()
+        assert str(caught.value).startswith("providers.")
+    finally:
+        await cloud.close()
+
+
 async def test_a_zone_that_refuses_keeps_no_other_from_being_rented(
     world: GcpWorld, tmp_path: Path
 ) -> None:

@@ -72,8 +72,11 @@ def test_a_machine_joins_once_its_node_takes_work() -> None:
 
 def test_a_refused_order_ends_at_once_and_costs_nothing() -> None:
     refused = OrderRefused(machine_id="m1", end=MachineEnd.NO_CAPACITY, message="none left")
-    after = moved(machine(), [refused], around(NodeStatus.EXPECTED), NOW + 9)
+    slowed = machine(trouble="rate limit exceeded")
+    after = moved(slowed, [refused], around(NodeStatus.EXPECTED), NOW + 9)
     assert (after.status, after.end) == (MachineStatus.TERMINATED, MachineEnd.NO_CAPACITY)
+    # What was wrong before the answer is no news of a machine that has ended.
+    assert (after.trouble, after.message) == (None, "none left")
     assert cost_between(after, 0.0, NOW + 999) == 0.0
 
 
@@ -141,6 +144,22 @@ def test_the_least_machines_stay() -> None:
     assert not kept.closing
 
 
+def test_the_least_machines_stay_only_while_their_nodes_may_take_work() -> None:
+    why = "its engine does not answer: refused"
+    broken = node("m1", status=NodeStatus.CONNECTED, unfit=why, unfit_since=NOW + 10)
+    least = Surroundings(node=broken, policy=POLICY, may_release=False)
+    kept = joined(idle_since=NOW)
+    assert moved(kept, [], least, NOW + 309) is kept
+    assert wakes_at(kept, least) == NOW + 310
+    closing = moved(kept, [], least, NOW + 310)
+    assert closing.closing
+    told = ReleaseAnswered(machine_id="m1", is_empty=True)
+    after = moved(closing, [told], least, NOW + 311)
+    assert after.message == f"nothing used it, and its node takes no work: {why}"
+    used = replace(least, is_used=True)
+    assert not moved(kept, [], used, NOW + 999).closing
+
+
 def test_a_machine_stays_while_a_gang_awaits_others_with_it() -> None:
     awaited = around(is_awaited=True)
     assert not moved(joined(idle_since=NOW), [], awaited, NOW + 9999).closing
@@ -180,6 +199,26 @@ def test_a_machine_that_ends_before_it_is_a_node_is_a_failed_boot() -> None:
     assert (ended.status, ended.end) == (MachineStatus.TERMINATING, MachineEnd.BOOT_FAILED)
     assert ended.message == "the provider lists it no longer; it was no node yet"
     assert moved(joined(), [lost], around(), NOW + 60).end is MachineEnd.LOST
+
+
+@pytest.mark.parametrize(
+    ("seconds", "recalled_at", "is_short"),
+    [(9.0, None, True), (599.0, None, True), (600.0, None, False), (9.0, NOW + 60, False)],
+)
+def test_a_machine_that_is_lost_soon_after_it_joined_was_short_lived(
+    seconds: float, recalled_at: float | None, is_short: bool
+) -> None:
+    there = node("m1", status=NodeStatus.LOST, recalled_at=recalled_at)
+    case = Surroundings(node=there, policy=POLICY)
+    by_node = moved(joined(), [], case, NOW + seconds)
+    report = InstanceLost(machine_id="m1", message="the provider lists it no longer")
+    by_list = moved(joined(), [report], case, NOW + seconds)
+    for after in (by_node, by_list):
+        assert (after.end, after.short_lived) == (MachineEnd.LOST, is_short)
+    if is_short:
+        assert by_list.message == (
+            f"the provider lists it no longer, {seconds:.0f} s after it had become a node"
+        )
 
 
 def test_what_came_of_a_broken_order_ends() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from common.refusals import Conflict, Forbidden, Invalid, NotFound, Unavailable
 from controller.clock import system_chance
 from controller.clouds.base import (
     CloudAway,
+    Examined,
     KnownOffers,
     NoCapacity,
     Throttled,
@@ -324,6 +325,19 @@ async def test_a_machine_that_is_not_made_is_told(error: Exception, told: str) -
     trial = trial_of(cloud)
     await trial.run()
     assert (trial.fault, trial.steps, trial.is_over) == (told, [], True)
+
+
+class Misspelt(MemoryCloud):
+    """Its file names a place that is not there, so it has no offers."""
+
+    async def examine(self) -> Sequence[Examined]:
+        return [Examined(what="offers in fsn9", fault="providers.lab.locations: fsn9")]
+
+
+async def test_a_check_without_offers_names_the_field_that_leaves_none() -> None:
+    (credentials, none, named) = await service_of(Misspelt())[0].check("lab", ADMIN)
+    assert (credentials.fault, named.fault) == (None, "providers.lab.locations: fsn9")
+    assert "it has none" in str(none.fault)
 
 
 class Stocked(MemoryCloud):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from common.refusals import Conflict
 from controller.api.views import job_view, run_summary
@@ -275,6 +276,31 @@ async def test_machines_that_end_right_after_their_order_are_not_bought_for_ever
             ("second", MachineEnd.BOOT_FAILED),
         ]
         assert cloud.calls.count("create") == 2
+
+
+async def test_machines_that_join_and_are_lost_soon_are_not_bought_for_ever() -> None:
+    cloud = MemoryCloud(offer("first"), offer("second", price=2.0))
+    async with renting(cloud, fleet(min=1)) as lab:
+        for number in range(1, 3):
+            await lab.until(lambda: bool(cloud.instances))
+            (live,) = (one for one in lab.rentals.committed.values() if one.end is None)
+            await lab.connect(live.id)
+            await lab.until_status(MachineStatus.JOINED)
+            node = lab.pipeline.nodes[live.id]
+            await lab.pipeline.save_node(replace(node, status=NodeStatus.UNREACHABLE), node.id)
+            cloud.instances.clear()
+            await lab.until(lambda: all(one.end for one in lab.rentals.committed.values()))
+            assert len(lab.rentals.committed) == number
+            await lab.after(30.0)
+        await lab.after(60.0)
+        ended = lab.rentals.committed.values()
+        assert [(one.offer.instance_type, one.end) for one in ended] == [
+            ("first", MachineEnd.LOST),
+            ("second", MachineEnd.LOST),
+        ]
+        assert cloud.calls.count("create") == 2
+        # The first one may be tried again.
+        await lab.until(lambda: cloud.calls.count("create") == 3, step=6.0)
 
 
 async def test_machines_that_have_less_than_promised_are_not_bought_for_ever() -> None:

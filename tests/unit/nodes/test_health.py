@@ -55,6 +55,15 @@ def test_a_node_that_passes_is_fit(at: float | None) -> None:
     assert unfit(reading(at=at, disk_free=2 << 30), a_node(unfit="something was wrong")) == ""
 
 
+def test_a_node_fails_since_its_first_check_that_failed() -> None:
+    node = after_health_check(a_node(), reading(engine_error="no socket"))
+    assert node.unfit_since == NOW + 2.0
+    later = Reading(health=HEALTH, info=node_info(disk_free=1), answered_at=NOW + 60.0)
+    still = after_health_check(node, later)
+    assert ("MiB are free" in (still.unfit or ""), still.unfit_since) == (True, NOW + 2.0)
+    assert after_health_check(still, reading()).unfit_since is None
+
+
 def test_the_keys_of_controllers_are_known_and_nothing_else_is_taken_for_one() -> None:
     known = f"SHA256:{'a' * 43}"
     node = after_health_check(a_node(), reading(controllers=(known, "<b>SHA256:x</b>")))

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from controller.lifecycle.model import Band, Group, NodeStatus, RetryPolicy, RunPolicy, StartupOrder
+from controller.lifecycle.model import (
+    Band,
+    Group,
+    NodeCapacity,
+    NodeStatus,
+    RetryPolicy,
+    RunPolicy,
+    StartupOrder,
+)
 from controller.lifecycle.reports import (
     GangTooLarge,
     NodeGone,
@@ -562,6 +570,14 @@ def test_explain_counts_what_is_kept_for_the_run_as_free_for_it() -> None:
         "needs 8 GPU, it has 0 such GPU free of 8",
         "an allocation there is kept for gang, whose gang starts again",
     )
+
+
+def test_explain_counts_nothing_on_a_node_that_has_never_told_what_it_has() -> None:
+    new = replace(gpu_node("n0"), status=NodeStatus.CONNECTING, capacity=NodeCapacity())
+    cluster = Cluster(new)
+    run = cluster.submit("waits")
+    (waiting,) = cluster.pipeline.explain(run, cluster.now, lambda one: one.name)
+    assert [answer.why for answer in waiting.nodes] == [("it is connecting",)]
 
 
 def fail_ranks(cluster: Cluster, run: str, *indices: int) -> None:

@@ -15,7 +15,7 @@ from fairlead.cli.commands.options import Json
 from fairlead.cli.durations import seconds_of
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.documents.machines import CostsView, MachineView, OrphanView
-from fairlead.model.costs import CostPeriod, CostRow
+from fairlead.model.costs import CostPeriod, CostRow, money
 from fairlead.queries import CostsQuery
 from fairlead.rest import decode
 
@@ -55,8 +55,8 @@ def _row(one: MachineView) -> tuple[str, ...]:
         one.status,
         one.instance_type + spot,
         one.zone or one.region,
-        f"{one.price:.2f}",
-        f"{one.cost:.2f}",
+        money(one.price),
+        money(one.cost),
         one.trouble or one.message or "",
     )
 
@@ -141,13 +141,12 @@ def cost(
     periods = () if per is None else (per.upper(),)
     head = (*periods, *(key.upper() for key in keys), "HOURS", "COST")
     # A program sums up what it reads: a thousand short jobs cost more than 0.00 together.
-    digits = 6 if csv else 2
     rows = [
         (
             *(one.period or "-" for _ in periods),
             *(_key_of(one, key) for key in keys),
-            f"{one.hours:.{digits}f}",
-            f"{one.cost:.{digits}f}",
+            f"{one.hours:.6f}" if csv else f"{one.hours:.2f}",
+            f"{one.cost:.6f}" if csv else money(one.cost),
         )
         for one in found.rows
     ]
@@ -158,7 +157,7 @@ def cost(
         output.emit(text.getvalue().rstrip("\n"))
         return 0
     output.emit_table(head, rows)
-    output.emit(f"together {found.total:.2f}")
+    output.emit(f"together {money(found.total)}")
     return 0
 
 

@@ -19,6 +19,7 @@ from fairlead.documents.nodes import NodeView
 from fairlead.documents.plans import ExplainView, GroupPlanView, OffersView, PlanView, UnderWayView
 from fairlead.documents.sweeps import SweepPlanView
 from fairlead.model.answers import NodeAnswer, OfferedPlace, Waiting
+from fairlead.model.costs import money
 from fairlead.rest import decode, run_path
 from fairlead.submission import with_code_unsent
 from fairlead.summaries.offers import Offer, offers
@@ -234,10 +235,16 @@ def _offers_for(file: Path, *, json: bool) -> int:
     if json:
         output.emit_json(data)
         return 0
+    places = decode(data, OffersView).places
     output.emit_table(
         ("JOBS", "NODE", "FLEET", "TYPE", "WHERE", "PRICE/H", "NOT NOW, BECAUSE"),
-        [_offer_cells(one) for one in decode(data, OffersView).places],
+        [_offer_cells(one) for one in places],
     )
+    if not places:
+        output.note(
+            "no node has room for its jobs now, and no fleet that they may use rents machines; "
+            "`fairlead plan` says what each node lacks"
+        )
     return 0
 
 
@@ -249,6 +256,6 @@ def _offer_cells(one: OfferedPlace) -> tuple[str, ...]:
         one.fleet,
         f"{one.instance_type}{spot}" if one.instance_type else "-",
         one.zone or one.region or "-",
-        "-" if one.price is None else f"{one.price:.2f}",
+        "-" if one.price is None else money(one.price),
         one.why or "",
     )
