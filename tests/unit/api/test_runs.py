@@ -55,17 +55,11 @@ async def test_a_name_is_free_again_when_its_run_has_ended(api: TestClient[Any, 
         assert (await answer.json())["id"] == second["id"]
 
 
-async def test_a_name_that_looks_like_an_id_hides_no_ended_run(api: TestClient[Any, Any]) -> None:
-    first = await submit(api, name="same")
-    while not first["id"][0].isalpha():
-        await api.post("/v1/runs/same/stop", json={})
-        first = await submit(api, name="same")
-    async with api.get("/v1/runs/same/watch") as watched:
-        await api.post("/v1/runs/same/stop", json={})
-        await watched.read()
-    await submit(api, name=first["id"])
-    async with api.get(f"/v1/runs/{first['id']}") as answer:
-        assert (await answer.json())["name"] == "same"
+@pytest.mark.parametrize("name", ["abcdef0123456789", "deadbeefdeadbeef"])
+async def test_no_run_is_named_like_an_id(api: TestClient[Any, Any], name: str) -> None:
+    async with api.post("/v1/runs", json={"configuration": HELLO, "name": name}) as answer:
+        assert await error_of(answer) == (400, "invalid", "name")
+        assert "not 16 hex digits, which an id has" in await answer.text()
 
 
 async def test_the_same_client_key_gives_the_same_run(api: TestClient[Any, Any]) -> None:
