@@ -155,8 +155,8 @@ async def test_a_provider_whose_machines_are_in_another_account_rents_nothing() 
         assert cloud.instances == {}
 
 
-async def test_an_order_that_wrong_credentials_could_not_make_is_made_with_the_right_ones() -> None:
-    cloud = MemoryCloud(offer())
+async def _refused_by_the_wrong_account(cloud: MemoryCloud) -> MemoryDatabase:
+    """Return the records of a controller that has ended, with one order that nothing came of."""
     cloud.uses = "wrong"
     cloud.fails["create"] = [Unauthorized("not allowed")] * 1000
     database = MemoryDatabase()
@@ -166,6 +166,12 @@ async def test_an_order_that_wrong_credentials_could_not_make_is_made_with_the_r
         )
         await lab.until(lambda: lab.only().account is None)
     database.held = False
+    return database
+
+
+async def test_an_order_that_wrong_credentials_could_not_make_is_made_with_the_right_ones() -> None:
+    cloud = MemoryCloud(offer())
+    database = await _refused_by_the_wrong_account(cloud)
     cloud.uses = "right"
     cloud.fails.clear()
     async with renting(cloud, database=database) as lab:
@@ -218,15 +224,7 @@ async def test_nothing_is_rented_until_the_account_is_known() -> None:
 
 async def test_an_order_without_an_account_is_sent_once_the_account_is_known() -> None:
     cloud = Nameless(offer())
-    cloud.uses = "wrong"
-    cloud.fails["create"] = [Unauthorized("not allowed")] * 1000
-    database = MemoryDatabase()
-    async with renting(cloud, fleet(min=1), database) as lab:
-        await lab.until(
-            lambda: bool(lab.rentals.committed) and "not allowed" in str(lab.only().trouble)
-        )
-        await lab.until(lambda: lab.only().account is None)
-    database.held = False
+    database = await _refused_by_the_wrong_account(cloud)
     cloud.uses = None
     cloud.fails.clear()
     calls = len(cloud.calls)
