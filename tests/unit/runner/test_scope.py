@@ -35,7 +35,13 @@ def test_a_session_below_the_jobs_own_dies_with_it_where_no_orphan_comes_back(
     assert not left
 
 
-LOOKS = """
+NOBODYS = 1 << 30
+"""No process has this session id: the kernel's largest pid is 2**22 (proc_sys_kernel(5)).
+
+The id after a test's own is likely that of a job of another test that runs beside it.
+"""
+
+LOOKS = f"""
 import os, signal, subprocess
 from common.processes.reaper import adopt_orphans
 from runner.job import outcome
@@ -44,13 +50,13 @@ scope = outcome.DescendantScope(adopts_orphans=True)
 looks = []
 real = outcome.process_table
 outcome.process_table = lambda: looks.append(1) or real()
-scope.kill_all(os.getpid() + 1)
+scope.kill_all({NOBODYS})
 assert not looks, "it looks at all processes although it has no child"
 job = subprocess.Popen(["sleep", "600"], start_new_session=True)
 scope.kill_all(job.pid)
 assert job.wait() == -signal.SIGKILL and looks
 orphan = subprocess.run(["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!"], stdout=-1)
-scope.kill_all(os.getpid() + 1)
+scope.kill_all({NOBODYS})
 pid, status = os.waitpid(int(orphan.stdout), 0)
 assert os.WTERMSIG(status) == signal.SIGKILL
 """
@@ -61,13 +67,13 @@ def test_a_runner_that_adopts_orphans_looks_at_other_processes_only_while_it_has
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-LEFT = """
+LEFT = f"""
 import os, signal
 from common.processes.reaper import adopt_orphans
 from runner.job import outcome
 adopt_orphans()
 def left():
-    return outcome.left_behind(os.getpid() + 1, adopts_orphans=True)
+    return outcome.left_behind({NOBODYS}, adopts_orphans=True)
 assert not left(), "nothing was started"
 # Its parent and its session's leader have ended, and its environment is empty: no list names it.
 told, tell = os.pipe()
@@ -76,7 +82,7 @@ if not leader:
     os.setsid()
     hidden = os.fork()
     if not hidden:
-        os.execve("/bin/sleep", ["sleep", "600"], {})
+        os.execve("/bin/sleep", ["sleep", "600"], {{}})
     os.write(tell, str(hidden).encode())
     os._exit(0)
 os.waitpid(leader, 0)
