@@ -24,8 +24,9 @@ from controller.lifecycle.model import (
 )
 from controller.lifecycle.renting_reasons import BuysMachine, NoOffer
 from controller.lifecycle.reports import Tick
-from controller.scheduling.demand import Demand, demand, offering
 from controller.scheduling.index import COMES_BACK_SECONDS
+from controller.scheduling.renting.demand import Demand, demand
+from controller.scheduling.renting.offered_places import offering
 from fairlead.model.answers import PlannedRent
 from fairlead.model.needs import CreationPolicy, RentLimits, SpotPolicy
 from fairlead.model.reasons import Reason
