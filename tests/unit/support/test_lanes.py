@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -278,6 +279,19 @@ def test_a_key_in_a_terminal_interrupts_forked_lanes_and_none_reads_there(projec
     assert "KeyboardInterrupt" in output
     assert (project / "asked").read_text() == os.strerror(errno.ENXIO)
     assert (project / "given-back").exists()
+
+
+def test_the_lines_that_forked_lanes_run_are_counted(project: Path) -> None:
+    (project / "counted.py").write_text("def one():\n    a = 1\ndef other():\n    b = 2\n")
+    (project / "test_a.py").write_text("import counted\ndef test_one(): counted.one()\n")
+    (project / "far" / "test_c.py").write_text("import counted\ndef test_c(): counted.other()\n")
+    command = [sys.executable, "-m", "coverage"]
+    pytest_of_two = ["run", "--parallel-mode", "-m", "pytest", "--forked-lanes", "2"]
+    env = {"PYTHONPATH": str(Path(__file__).parents[3]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    for arguments in (pytest_of_two, ["combine"], ["json", "--include", "counted.py"]):
+        subprocess.run([*command, *arguments], cwd=project, env=env, check=True)
+    found = json.loads((project / "coverage.json").read_text())["files"]["counted.py"]
+    assert found["executed_lines"] == [1, 2, 3, 4]
 
 
 def test_what_cannot_be_collected_forks_nothing(project: Path) -> None:
