@@ -117,8 +117,7 @@ class FollowedRuns(RunPipeline):
             return
         self.runs[run_id] = state
         self._leftovers.pop(run_id, None)
-        self._names[state.run.name] = run_id
-        self._families.add(state)
+        self._admissions.restore(state)
 
     @staticmethod
     def _kept(before: RunState | None, state: RunState) -> tuple[Allocation, ...]:

@@ -34,10 +34,11 @@ from controller.lifecycle.model import RunState
 from controller.lifecycle.orphan_events import OrphanBook
 from controller.lifecycle.renting_reasons import BuysMachine, MachineReason
 from controller.lifecycle.reports import MachineAnswered
-from controller.scheduling.demand import Demand, Order, demand, offering
 from controller.scheduling.index import CapacityIndex
-from controller.scheduling.never_rented import why_never
 from controller.scheduling.queue import Unit
+from controller.scheduling.renting.demand import Demand, Order, demand
+from controller.scheduling.renting.never_rented import why_never
+from controller.scheduling.renting.offered_places import offering
 from fairlead.model.answers import OfferedPlace, PlannedRent
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import NodeStatus

@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from controller.aio import Watch, Watchers, in_stretches
 from controller.clock import Chance, Clock
 from controller.lifecycle.events import NO_RUN
 from controller.lifecycle.model import Fleet, Node, RunState
 from controller.lifecycle.node_history import with_history
-from controller.lifecycle.reports import ControllerStarted, MachineAnswered, NodeGone, Report, Tick
+from controller.lifecycle.reports import ControllerStarted, Report, Tick
 from controller.lifecycle.runs.compaction import recent
-from controller.lifecycle.runs.dependencies import open_ids
+from controller.pipelines.admissions import Admissions, NameTaken
 from controller.pipelines.dependents import Dependents, PredecessorGone
 from controller.pipelines.inventory import Inventory
 from controller.pipelines.live_state import (
@@ -35,10 +35,11 @@ from controller.pipelines.live_state import (
     without_removed,
 )
 from controller.pipelines.refused_runs import RefusedRuns
-from controller.pipelines.rentals import GoneNode, Rentals
+from controller.pipelines.rentals import Rentals
+from controller.pipelines.renting import Renting
 from controller.pipelines.seams import Scheduler, TurnListener
 from controller.pipelines.turn import Brake, TurnInProgress
-from controller.pipelines.waiting import Deadlines, Waiter, resolve
+from controller.pipelines.waiting import Callers, Deadlines, Waiter, resolve
 from controller.store.base import Changes, Store
 from controller.store.errors import LeaseLost, StoreError, StoreRefused, StoreUnavailable
 from fairlead.model.statuses import FINAL_RUN_STATUSES
@@ -62,6 +63,7 @@ class RunPipeline:
         rentals: Rentals | None = None,
         listeners: Iterable[TurnListener] = (),
     ) -> None:
+        self._wake = asyncio.Event()
         self.runs: dict[str, RunState] = {}
         self._inventory = Inventory(scheduler)
         self.nodes = self._inventory.nodes
@@ -72,12 +74,11 @@ class RunPipeline:
         self._clock = clock
         self._chance = chance
         self.scheduler = self._scheduler = scheduler
-        self.rentals = self._rentals = rentals
+        self.rentals = rentals
         """None: this controller has no providers of machines."""
         self._listeners = list(listeners)
         self._pass_observers: list[Callable[[float], None]] = []
         self._watchers = Watchers()
-        self._names: dict[str, str] = {}
         self._by_node = RunsByNode()
         self._families = Families()
         self._dependents = Dependents()
@@ -87,20 +88,13 @@ class RunPipeline:
         Also those for which a run still waits that was not told of their end."""
         self._known = ChainMap(self.runs, self._leftovers)
         self._inbox: dict[str, list[Report]] = {}
-        self._admitted: dict[str, RunState] = {}
-        self._mates: dict[str, frozenset[str]] = {}
-        """The runs that are admitted together with each run that is not committed yet."""
+        self._admissions = Admissions(self.runs, self._families, self._dependents)
         self._aside = RefusedRuns()
         self._brake = Brake()
-        self._waiters: list[Waiter] = []
+        self._callers = Callers(self._wake)
         self._deadlines = Deadlines()
         self._reschedule = False
-        self._ended: StoreError | None = None
-        self._wake = asyncio.Event()
-        self._rentals_wake_at: float | None = None
-        self._gone: list[GoneNode] = []
-        self._answers: list[MachineAnswered] = []
-        """Nodes whose machines are gone, to be told to their runs after the next commit."""
+        self._renting = None if rentals is None else Renting(rentals, self._inventory, self)
         if rentals is not None:
             rentals.wake_by(self._wake.set)
 
@@ -115,9 +109,7 @@ class RunPipeline:
         for state in runs:
             self.runs[state.run.id] = state
             self._scheduler.run_changed(state.run.id, state)
-            self._names[state.run.name] = state.run.id
-            self._families.add(state)
-            self._dependents.note(state)
+            self._admissions.restore(state)
             self._by_node.moved(None, state)
             began = ControllerStarted(run_id=state.run.id)
             self._inbox[state.run.id] = [began, *self._no_node_reached(state)]
@@ -155,12 +147,18 @@ class RunPipeline:
 
     def live_run_named(self, name: str) -> str | None:
         """Return the id of the live run with this name, or of one that is being committed."""
-        return self._names.get(name)
+        return self._admissions.names.get(name)
 
     def runs_on(self, node_id: str) -> list[RunState]:
         """Return the runs that have a live attempt on this node, or may have something left
         there."""
         return [self._known[run_id] for run_id in self._by_node.on(node_id)]
+
+    def is_used(self, node_id: str) -> bool:
+        """Return whether something of a run is on the node, or may be, or is about to be."""
+        node = self.nodes.get(node_id)
+        quarantined = node is not None and bool(node.quarantine)
+        return quarantined or self._scheduler.is_taken(node_id) or bool(self.runs_on(node_id))
 
     def may_mind_silence(self, node_id: str) -> bool:
         """Return whether a job may be there that stops when it hears from no controller
@@ -195,63 +193,37 @@ class RunPipeline:
                     one.cancel()
             for state in states:
                 # No turn has taken the run yet, for example because its caller was cancelled.
-                if self._admitted.get(state.run.id) is state:
-                    del self._admitted[state.run.id]
-                    self._forget_admission(state)
+                if self._admissions.new.get(state.run.id) is state:
+                    self._take_back_admission(state)
 
     def _enter(self, state: RunState) -> Exception | asyncio.Future[None]:
         """Hand in a new run; return what its commit resolves, or why there will be none."""
-        if self._ended is not None:
-            return self._ended
+        if self._callers.ended is not None:
+            return self._callers.ended
         try:
-            self._require_admissible(state, ())
+            self._admissions.take([state])
         except (NameTaken, ParentGone, PredecessorGone) as refused:
             return refused
-        self._take_in(state)
-        return self._waiter(state.run.id).done
-
-    def _take_in(self, state: RunState) -> None:
-        # Taken before the commit: two submissions of one name may come in the same turn.
-        self._names[state.run.name] = state.run.id
-        self._families.add(state)
-        self._dependents.note(state)
-        self._admitted[state.run.id] = state
+        return self._callers.waiter(state.run.id).done
 
     async def admit_together(self, states: Sequence[RunState]) -> None:
         """Make these new runs durable in one commit, all or none; a run may wait for one before it.
         Raises as `admit` does."""
-        mates = frozenset(state.run.id for state in states)
-        for state in states:
-            self._require_admissible(state, mates)
-        for state in states:
-            self._take_in(state)
-            if len(states) > 1:
-                self._mates[state.run.id] = mates
+        self._admissions.take(states)
         try:
-            await self._next_commit(states[-1].run.id)
+            await self._callers.next_commit(states[-1].run.id)
         except BaseException:
             # No turn has taken the runs yet, for example because their caller was cancelled.
             for state in states:
-                if self._admitted.pop(state.run.id, None) is not None:
-                    self._forget_admission(state)
+                if state.run.id in self._admissions.new:
+                    self._take_back_admission(state)
             raise
         finally:
-            for state in states:
-                self._mates.pop(state.run.id, None)
-
-    def _require_admissible(self, state: RunState, mates: Collection[str]) -> None:
-        run = state.run
-        if run.name in self._names:
-            raise NameTaken(run.name)
-        if run.parent_id is not None and run.parent_id not in self.runs:
-            raise ParentGone(run.parent_id)
-        for predecessor in open_ids(run):
-            if not any(predecessor in known for known in (self.runs, self._admitted, mates)):
-                raise PredecessorGone(predecessor)
+            self._admissions.part(states)
 
     def post(self, report: Report) -> None:
         """Hand in a report. A run that has ended and left nothing behind ignores it."""
-        if report.run_id not in self._known and report.run_id not in self._admitted:
+        if report.run_id not in self._known and report.run_id not in self._admissions.new:
             return
         self._inbox.setdefault(report.run_id, []).append(report)
         self._wake.set()
@@ -260,12 +232,12 @@ class RunPipeline:
         """Hand in a report and wait for its commit. Raises StoreUnavailable, StoreRefused."""
         self.post(report)
         self._aside.hurry(report.run_id)
-        await self._next_commit(report.run_id)
+        await self._callers.next_commit(report.run_id)
 
     async def settled(self) -> None:
         """Wait until everything posted so far is decided and committed, except for runs that the
         store refuses. Raises StoreUnavailable."""
-        await self._next_commit(None)
+        await self._callers.next_commit(None)
 
     async def save_node(self, node: Node | None, node_id: str, *, by: str | None = None) -> None:
         """Add, change or (None) remove a node, durably. `by`: the user who asked for it.
@@ -273,7 +245,7 @@ class RunPipeline:
         Raises StoreUnavailable, StoreRefused.
         """
         self.set_node(node, node_id, by=by)
-        await self._next_commit(node_id)
+        await self._callers.next_commit(node_id)
 
     def set_node(self, node: Node | None, node_id: str, *, by: str | None = None) -> None:
         """Change a node as `save_node` does, without waiting: for what a node reports about
@@ -293,7 +265,7 @@ class RunPipeline:
         self._inventory.change_fleet(fleet, name)
         self._reschedule = True
         self._wake.set()
-        await self._next_commit(name)
+        await self._callers.next_commit(name)
 
     def watch(self, key: str | None) -> Watch:
         """Return a watch that wakes when the run or node with this id was committed (None: any run
@@ -326,8 +298,7 @@ class RunPipeline:
             ended = error
             raise
         finally:
-            self._ended = ended
-            resolve(self._take_waiters(), ended)
+            self._callers.end(ended)
 
     async def _try_turn(self) -> None:
         try:
@@ -339,7 +310,8 @@ class RunPipeline:
             self._wake.set()
 
     async def _wait_for_work(self) -> None:
-        wanted = (self._deadlines.next(), self._rentals_wake_at, self._aside.next_try())
+        renting = None if self._renting is None else self._renting.wakes_at
+        wanted = (self._deadlines.next(), renting, self._aside.next_try())
         times = [at for at in wanted if at is not None]
         delay = max(0.0, min(times) - self._clock.now()) if times else None
         try:
@@ -354,9 +326,9 @@ class RunPipeline:
         now = self._clock.now()
         # Taken in one step without an await: what is posted during the commit is for the next turn.
         inbox, self._inbox = self._inbox, {}
-        admitted, self._admitted = self._admitted, {}
+        admitted = self._admissions.take_all()
         inventory = self._inventory.take_changes()
-        waiters = self._take_waiters()
+        waiters = self._callers.take()
         for run_id in self._deadlines.due(now):
             inbox.setdefault(run_id, []).append(Tick(run_id=run_id))
         aside = self._aside.hold(inbox, now)
@@ -372,8 +344,8 @@ class RunPipeline:
                     observe(turn.pass_seconds)
                 self._reschedule = self._scheduler.is_unfinished
             self._tell_relatives(turn)
-            if self._rentals is not None:
-                self._rent(self._rentals, turn, inventory, now)
+            if self._renting is not None:
+                self._reschedule |= self._renting.decide(turn, inventory, now)
             await self._commit(turn, inventory)
         except StoreRefused as error:
             self._take_back(turn)
@@ -391,9 +363,9 @@ class RunPipeline:
             resolve(waiters, refusal or StoreUnavailable("this controller is stopping"))
             raise
         self._adopt(turn, now)
-        if self._rentals is not None:
-            self._rentals.stored(inventory.machines)
-            self._tell_of_machines()
+        if self._renting is not None:
+            for report in self._renting.stored(inventory):
+                self.post(report)
         resolve(waiters, None)
         await self._tell(
             turn, {**inventory.nodes, **self._inventory.nodes_of_fleets(inventory.fleets)}
@@ -405,54 +377,6 @@ class RunPipeline:
         while turn.tell_dependents(self._dependents):
             self._reschedule = True  # their new attempts missed this turn's pass
             turn.tell_children(self._families)
-
-    def _rent(
-        self, rentals: Rentals, turn: TurnInProgress, inventory: InventoryChanges, now: float
-    ) -> None:
-        """Decide about machines; what changes becomes part of this turn's commit."""
-        if turn.states or inventory.nodes or inventory.fleets:
-            rentals.note_change()
-        turned = rentals.decide(self.nodes, self.fleets, self._is_used, now)
-        inventory.machines.update(turned.machines)
-        for node_id, node in turned.nodes.items():
-            if node is not None:
-                node = with_history(self.nodes.get(node_id), node, now, None)
-            inventory.stored_nodes.setdefault(node_id, self.nodes.get(node_id))
-            inventory.nodes[node_id] = node
-            if node_id in self._inventory.changes.nodes:
-                # Somebody changed it during this turn: that is in `node`, and is committed later.
-                self._inventory.changes.nodes[node_id] = node
-            self._inventory.show_node(node, node_id)
-            self._reschedule = True
-        self._rentals_wake_at = rentals.wakes_at(self.nodes, self.fleets, now)
-        self._gone += turned.gone
-        self._answers += turned.answers
-        turn.events.extend(turned.events)
-
-    def _is_used(self, node_id: str) -> bool:
-        """Return whether something of a run is on the node, or may be, or is about to be."""
-        node = self.nodes.get(node_id)
-        quarantined = node is not None and bool(node.quarantine)
-        return quarantined or self._scheduler.is_taken(node_id) or bool(self.runs_on(node_id))
-
-    def _tell_of_machines(self) -> None:
-        # Only now is a run known that this turn admitted; the next look may be a minute away.
-        answers, self._answers = self._answers, []
-        for answer in answers:
-            self.post(answer)
-        gone, self._gone = self._gone, []
-        for one in gone:
-            for state in self.runs_on(one.node_id):
-                self.post(
-                    NodeGone(
-                        run_id=state.run.id,
-                        node_id=one.node_id,
-                        reason=one.reason,
-                        message=one.message,
-                        cleanup_confirmed=True,
-                        removed=one.removed,
-                    )
-                )
 
     async def _commit(self, turn: TurnInProgress, inventory: InventoryChanges) -> None:
         changes = Changes(
@@ -493,8 +417,8 @@ class RunPipeline:
         """Leave out what the store refused: a run is set aside, and a node or fleet becomes again
         what the store has."""
         self._aside.drop_events(error.runs)
-        if self._rentals is not None and NO_RUN in error.runs:
-            self._rentals.leave_out_events()
+        if self._renting is not None and NO_RUN in error.runs:
+            self._renting.leave_out_events()
         # A new run is in no store yet, so it cannot stay as it was: its submission fails instead.
         for run_id in error.runs & turn.states.keys() & self._known.keys():
             name = self._known[run_id].run.name
@@ -515,20 +439,21 @@ class RunPipeline:
     def _go_on_without(
         self, error: StoreRefused, admitted: dict[str, RunState], waiters: list[Waiter]
     ) -> None:
-        new = error.runs & admitted.keys()
-        new = new.union(*(self._mates.get(run_id, ()) for run_id in new))
+        new = self._admissions.with_mates(error.runs & admitted.keys())
         for run_id in new & admitted.keys():
             self._forget_admission(admitted.pop(run_id))
-        self._admitted = {**admitted, **self._admitted}
+        self._admissions.put_back(admitted)
         refused = error.runs | error.nodes | error.fleets | new
         resolve([waiter for waiter in waiters if waiter.of in refused], error)
-        self._waiters[:0] = [waiter for waiter in waiters if waiter.of not in refused]
+        self._callers.put_back(waiter for waiter in waiters if waiter.of not in refused)
         self._wake.set()
 
+    def _take_back_admission(self, state: RunState) -> None:
+        del self._admissions.new[state.run.id]
+        self._forget_admission(state)
+
     def _forget_admission(self, state: RunState) -> None:
-        del self._names[state.run.name]
-        self._families.remove(state)
-        self._let_go(self._dependents.forget(state.run.id))
+        self._let_go(self._admissions.forget(state))
 
     def _adopt(self, turn: TurnInProgress, now: float) -> None:
         for run_id, state in turn.states.items():
@@ -543,7 +468,7 @@ class RunPipeline:
                 self._retire(state)
                 # A child that was handed in during this commit was not told in this turn.
                 for ended in self._families.reports_to_children(state):
-                    if ended.run_id in self._admitted:
+                    if ended.run_id in self._admissions.new:
                         self.post(ended)
             else:
                 self.runs[run_id] = state
@@ -569,10 +494,7 @@ class RunPipeline:
 
     def _retire(self, state: RunState) -> None:
         self.runs.pop(state.run.id, None)
-        # A leftover is retired twice, and the second time another run may have its name.
-        if self._names.get(state.run.name) == state.run.id:
-            del self._names[state.run.name]
-        self._families.remove(state)
+        self._admissions.ended(state)
         # A lost node may come back with containers of this run, which still take room there. A run
         # that waits for it may be set aside, or have been handed in during the commit of its end.
         if nodes_of(state) or self._dependents.of(state.run.id):
@@ -610,22 +532,6 @@ class RunPipeline:
             self._inbox[run_id] = reports + self._inbox.get(run_id, [])
         self._inventory.put_back(inventory)
 
-    async def _next_commit(self, of: str | None) -> None:
-        # Nobody takes turns any more, so nobody would ever resolve the waiter.
-        if self._ended is not None:
-            raise self._ended
-        await self._waiter(of).done
-
-    def _waiter(self, of: str | None) -> Waiter:
-        waiter = Waiter(asyncio.get_running_loop().create_future(), of)
-        self._waiters.append(waiter)
-        self._wake.set()
-        return waiter
-
-    def _take_waiters(self) -> list[Waiter]:
-        waiters, self._waiters = self._waiters, []
-        return waiters
-
 
 async def _refusal_of(commit: asyncio.Future[None]) -> Exception | None:
     try:
@@ -633,7 +539,3 @@ async def _refusal_of(commit: asyncio.Future[None]) -> Exception | None:
     except StoreError as error:
         return error
     return None
-
-
-class NameTaken(Exception):
-    """A live run already has this name."""

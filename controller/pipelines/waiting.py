@@ -7,6 +7,8 @@ import heapq
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from controller.store.errors import StoreError
+
 
 class Deadlines:
     """The one deadline of each run. Older entries of the heap are skipped when their time comes."""
@@ -58,3 +60,39 @@ def resolve(waiters: Iterable[Waiter], error: Exception | None) -> None:
             done.set_result(None)
         else:
             done.set_exception(error)
+
+
+class Callers:
+    """The callers that wait for the next commit."""
+
+    def __init__(self, wake: asyncio.Event) -> None:
+        """`wake`: set when somebody waits, so that a turn follows."""
+        self.ended: StoreError | None = None
+        """Why there are no more commits."""
+        self._waiters: list[Waiter] = []
+        self._wake = wake
+
+    async def next_commit(self, of: str | None) -> None:
+        # Nobody takes turns any more, so nobody would ever resolve the waiter.
+        if self.ended is not None:
+            raise self.ended
+        await self.waiter(of).done
+
+    def waiter(self, of: str | None) -> Waiter:
+        waiter = Waiter(asyncio.get_running_loop().create_future(), of)
+        self._waiters.append(waiter)
+        self._wake.set()
+        return waiter
+
+    def take(self) -> list[Waiter]:
+        waiters, self._waiters = self._waiters, []
+        return waiters
+
+    def put_back(self, waiters: Iterable[Waiter]) -> None:
+        """Let these wait for the next commit, before those that came meanwhile."""
+        self._waiters[:0] = waiters
+
+    def end(self, why: StoreError) -> None:
+        """Answer all callers, those of later too: there are no more commits."""
+        self.ended = why
+        resolve(self.take(), why)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Container, Iterable
 
 from controller.lifecycle.machines.market import Market, Penalties
 from controller.lifecycle.model import Fleet, Node, RunState, Use
-from controller.scheduling.demand import offering
 from controller.scheduling.explain import NameOf, explain, preview
 from controller.scheduling.feasibility import Feasibility
 from controller.scheduling.index import CapacityIndex
 from controller.scheduling.placement import ReportsByRun, SchedulingPass
 from controller.scheduling.queue import Unit, in_order
+from controller.scheduling.renting.offered_places import offering
 from fairlead.model.answers import OfferedPlace, PlannedPlace, Waiting
 
 

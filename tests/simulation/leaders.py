@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from controller import following
 from controller.api.http.holding import HELD_SECONDS
 from controller.assembly import Assembly
-from controller.pipelines.run_pipeline import NameTaken
+from controller.pipelines.admissions import NameTaken
 from controller.relay import Leader
 from controller.store.errors import LeaseLost, StoreUnavailable
 from fairlead.model.statuses import FINAL_RUN_STATUSES

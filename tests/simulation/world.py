@@ -24,7 +24,7 @@ from controller.gateways.link import GatewayLink
 from controller.lifecycle.model import Fleet, Node
 from controller.links.base import NodeLink
 from controller.pipelines import turn
-from controller.pipelines.run_pipeline import NameTaken
+from controller.pipelines.admissions import NameTaken
 from controller.store.base import Gateway
 from controller.store.errors import LeaseLost, StoreUnavailable
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AllocationState

@@ -51,10 +51,13 @@ class Queue:
 
 
 class Lane:
-    """Runs what it takes from the queue."""
+    """Runs what it takes from the queue, until a file named `STOPPED` lies in the folder."""
+
+    STOPPED = "stopped"
 
     def __init__(self, folder: Path, fetching: list[str], *, apart: bool) -> None:
         self._queue = Queue(folder)
+        self._stopped = folder / self.STOPPED
         self._fetching = fetching
         self._apart = apart
         self.ran: list[str] = []
@@ -72,8 +75,8 @@ class Lane:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.shouldfail:
                 raise session.Failed(session.shouldfail)
-            if session.shouldstop:
-                raise session.Interrupted(session.shouldstop)
+            if session.shouldstop or self._stopped.exists():
+                raise session.Interrupted(session.shouldstop or "the run was stopped")
             item = following
         return True
 

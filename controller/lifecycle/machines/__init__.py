@@ -4,5 +4,5 @@
 refusals and keeps budgets. `sizes` knows which machines had less than promised. `life` moves one
 record by reports and time. `reconcile` compares the records with what a provider lists. `reasons`
 says why a job gets no machine. All of it is pure; what the queue needs is found in
-`scheduling.demand`.
+`scheduling.renting`.
 """

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pytest
 from websockets.sync.server import ServerConnection, serve
@@ -15,7 +16,6 @@ from fairlead.connections.websocket import WebSocket
 from fairlead.errors import ConnectionLost
 from fairlead.rest import ControllerClient
 from fairlead.wire.websocket import CloseCode, Opcode, frame_head
-from tests.support.waiting import LONG
 
 
 def test_a_stream_that_is_cut_is_told_without_the_protocol_s_words() -> None:
@@ -36,53 +36,48 @@ def test_a_stream_that_is_cut_is_told_without_the_protocol_s_words() -> None:
             serving.join()
 
 
+class Answered(socket.socket):
+    """The answers to its pings are there before it waits for them."""
+
+    answers: list[bytes]
+    theirs: socket.socket
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        super().sendall(data, flags)
+        if data[0] & 0x0F == Opcode.PING and self.answers:
+            self.theirs.sendall(self.answers.pop(0))
+
+
 @contextmanager
-def both_ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WebSocket, socket.socket]]:
+def a_stream(monkeypatch: pytest.MonkeyPatch, *answers: bytes) -> Iterator[WebSocket]:
+    """Its server says these, one after each ping."""
     monkeypatch.setattr(websocket, "QUIET_SECONDS", 0.01)
     ours, theirs = socket.socketpair()
-    with closing(theirs), WebSocket(ours) as stream:
-        theirs.settimeout(LONG)
-        yield stream, theirs
+    with closing(theirs), Answered(fileno=ours.detach()) as answered:
+        answered.answers, answered.theirs = list(answers), theirs
+        with WebSocket(answered) as stream:
+            yield stream
 
 
-def opcode_of_the_next(theirs: socket.socket) -> int:
-    """Read a control frame without payload, which has a mask of four bytes."""
-    first, second, *_ = theirs.recv(6, socket.MSG_WAITALL)
-    assert second == 0x80
-    return first & 0x0F
+PONG = frame_head(Opcode.PONG, 0)
+MESSAGE = frame_head(Opcode.BINARY, 1) + b"a"
+CLOSE = frame_head(Opcode.CLOSE, 2) + CloseCode.OK.to_bytes(2, "big")
 
 
 def test_a_log_without_output_is_followed_on_while_pings_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def serve_pongs() -> None:
-        for _ in range(3):
-            assert opcode_of_the_next(theirs) == Opcode.PING
-            theirs.sendall(frame_head(Opcode.PONG, 0))
-        theirs.sendall(frame_head(Opcode.BINARY, 1) + b"a" + frame_head(Opcode.CLOSE, 2))
-        theirs.sendall(CloseCode.OK.to_bytes(2, "big"))
-
-    with both_ends(monkeypatch) as (stream, theirs):
-        serving = threading.Thread(target=serve_pongs)
-        serving.start()
+    with a_stream(monkeypatch, PONG, PONG, PONG + MESSAGE + CLOSE) as stream:
         assert list(stream.pieces()) == [(Opcode.BINARY, b"a")]
-        serving.join()
 
 
 def test_a_message_after_a_ping_is_as_good_as_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def serve_message() -> None:
-        assert opcode_of_the_next(theirs) == Opcode.PING
-        theirs.sendall(frame_head(Opcode.BINARY, 1) + b"a")
-
-    with both_ends(monkeypatch) as (stream, theirs):
-        serving = threading.Thread(target=serve_message)
-        serving.start()
+    with a_stream(monkeypatch, MESSAGE) as stream:
         assert next(stream.pieces()) == (Opcode.BINARY, b"a")
-        serving.join()
 
 
 def test_a_controller_that_answers_no_ping_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    with both_ends(monkeypatch) as (stream, _), pytest.raises(TimeoutError):
+    with a_stream(monkeypatch) as stream, pytest.raises(TimeoutError):
         list(stream.pieces())
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.attempts import limits
-from controller.lifecycle.inventory import Budget, Fleet, Spending, Spot
-from controller.lifecycle.machines.market import Market, Penalties, Supply
-from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Reach
+from controller.lifecycle.inventory import Budget, Fleet, Spot
+from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
 from controller.lifecycle.model import (
     Constraint,
     Group,
@@ -22,36 +20,17 @@ from controller.lifecycle.model import (
     RetryPolicy,
     RunPolicy,
 )
-from controller.lifecycle.renting_reasons import BuysMachine, NoOffer
+from controller.lifecycle.renting_reasons import BuysMachine
 from controller.lifecycle.reports import Tick
-from controller.scheduling.demand import Demand, demand, offering
 from controller.scheduling.index import COMES_BACK_SECONDS
-from fairlead.model.answers import PlannedRent
+from controller.scheduling.renting.demand import Demand, demand
 from fairlead.model.needs import CreationPolicy, RentLimits, SpotPolicy
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import RunStatus
-from tests.unit.machines.parts import GIB, NOW, fleet, gpu_offer, machine, offer, rentals_of, shop
+from tests.unit.machines.looking import limited, look, sentences, shown, types, waiting
+from tests.unit.machines.parts import GIB, NOW, fleet, gpu_offer, machine, offer, shop
 from tests.unit.scheduling.cluster import Cluster
 from tests.unit.scheduling.parts import node
-
-
-def look(cluster: Cluster, market: Market, *machines: Machine) -> Demand:
-    return demand(cluster.pipeline.index, machines, market, NOW)
-
-
-def types(found: Demand) -> list[str]:
-    return [order.offer.instance_type for order in found.orders]
-
-
-def sentences(found: Demand) -> set[str]:
-    return {reason.sentence() for reason in found.reasons.values()}
-
-
-def waiting(count: int, *fleets: Fleet, **more: Any) -> Cluster:
-    cluster = Cluster(fleets=fleets or (fleet(),))
-    for number in range(count):
-        cluster.submit(f"r{number}", **more)
-    return cluster
 
 
 def test_nothing_is_ordered_without_a_queue() -> None:
@@ -154,55 +133,6 @@ def test_a_node_with_room_is_no_reason_to_buy() -> None:
 
 def test_nine_small_jobs_do_not_buy_a_second_machine_for_their_pace() -> None:
     assert types(look(waiting(12, cpu=0.1), shop(offer()))) == ["small"]
-
-
-def test_a_fleet_has_at_most_its_maximum() -> None:
-    found = look(waiting(12, fleet(max=2), cpu=4.0), shop(offer()))
-    assert len(found.orders) == 2
-    assert "fleet burst has its most machines (2)" in sentences(found)
-
-
-def test_the_budget_of_an_hour_holds_for_what_is_live_and_ordered() -> None:
-    cluster = waiting(5, fleet(budget=Budget(per_hour=2.5)), cpu=4.0)
-    found = look(cluster, shop(offer()), machine(status=MachineStatus.TERMINATING))
-    assert len(found.orders) == 1
-    assert any("may cost 2.5 an hour" in one for one in sentences(found))
-
-
-@pytest.mark.parametrize("limit", ["per_hour", "per_month"])
-def test_a_budget_is_used_to_its_last_hundredth(limit: str) -> None:
-    thrifty = fleet(budget=Budget(**{limit: 0.3}))
-    found = look(waiting(4, thrifty, cpu=4.0), shop(offer(price=0.1)))
-    assert types(found) == ["small"] * 3
-
-
-def test_the_budget_of_a_month_counts_what_has_ended() -> None:
-    ended = machine(status=MachineStatus.TERMINATED, ordered_at=NOW - 36_000, terminated_at=NOW - 1)
-    cluster = waiting(1, fleet(budget=Budget(per_month=10.0)))
-    found = look(cluster, shop(offer()), ended)
-    assert found.orders == ()
-    assert "fleet burst may cost 10 a month; its machines cost 10.00" in sentences(found).pop()
-
-
-def test_a_dearer_offer_is_left_where_a_cheaper_one_fits_the_budget() -> None:
-    market = shop(offer("spot", price=5.0, spot=True), offer("steady", price=1.0))
-    found = look(waiting(1, fleet(budget=Budget(per_hour=2.0))), market)
-    assert types(found) == ["steady"]
-
-
-def shown(at: float) -> str:
-    return time.strftime("%H:%M:%S UTC", time.gmtime(at))
-
-
-def test_a_refused_offer_is_tried_again_after_its_penalty() -> None:
-    market = shop(offer("first", price=1.0), offer("second", price=2.0))
-    first, second = market.offers["lab"]
-    market.penalties.add(first, MachineEnd.NO_CAPACITY, NOW)
-    assert types(look(waiting(1), market)) == ["second"]
-    market.penalties.add(second, MachineEnd.NO_CAPACITY, NOW)
-    found = look(waiting(1), market)
-    assert found.orders == ()
-    assert f"the next try is at {shown(NOW + 180)}" in sentences(found).pop()
 
 
 def test_an_offer_that_fits_nothing_is_explained() -> None:
@@ -348,12 +278,6 @@ def test_two_hundred_jobs_are_ordered_at_once() -> None:
 def test_a_machine_must_have_what_the_file_says() -> None:
     needs = fleet(resources=Resources(cpu=32.0, memory=GIB))
     assert types(look(waiting(1, needs), shop(offer(), offer("l", cpu=32.0, price=5.0)))) == ["l"]
-
-
-def limited(**limits: Any) -> Cluster:
-    cluster = Cluster(fleets=(fleet(),))
-    cluster.submit("a", own={"main": {"rent": RentLimits(**limits)}})
-    return cluster
 
 
 @pytest.mark.parametrize(
@@ -529,106 +453,6 @@ def test_what_a_month_has_cost_changes_no_reason_at_each_look() -> None:
     assert later.answers == ()
 
 
-def test_a_refusal_is_told_with_the_providers_words() -> None:
-    market = shop(offer())
-    (only,) = market.offers["lab"]
-    market.penalties.add(only, MachineEnd.REFUSED, NOW, message="there is no such image")
-    assert sentences(look(waiting(1), market)) == {
-        "the provider of fleet burst has refused small in north-1 (on demand, 1 an hour): "
-        "there is no such image (an admin's `fairlead provider check` tries what orders need); "
-        f"the next try is at {shown(NOW + 600)}"
-    }
-
-
-def test_a_quota_behind_offers_without_capacity_is_named() -> None:
-    spot, dear = offer("small", spot=True), offer("dear", price=2.0)
-    market = shop(spot, dear)
-    market.penalties.add(spot, MachineEnd.NO_CAPACITY, NOW, message="none left")
-    market.penalties.add(dear, MachineEnd.QUOTA_REACHED, NOW, message="8 vCPUs in north")
-    (sentence,) = sentences(look(waiting(1), market))
-    assert ": dear in north-1 (on demand, 2 an hour): 8 vCPUs in north (an admin's" in sentence
-
-
-WRONG: dict[str, Any] = {"message": "regions.north.image: gone", "reach": Reach.REGION}
-
-
-def test_what_the_file_names_wrong_for_a_region_is_refused_once() -> None:
-    south = offer("dear", region="south", zone="south-1", price=9.0)
-    cheap = [offer(f"small{number}", price=1.0 + number / 100) for number in range(30)]
-    market = shop(*cheap, south)
-    market.penalties.add(cheap[0], MachineEnd.REFUSED, NOW, **WRONG)
-    # Thirty offers that nobody tries leave the tries to the other region.
-    assert types(look(waiting(1), market)) == ["dear"]
-    only = waiting(1, fleet(regions=("north",)))
-    found = look(only, market)
-    assert found.orders == ()
-    assert sentences(found) == {
-        "fleet burst rents nothing in region north of provider lab, since each order there would "
-        "be refused: regions.north.image: gone; once an admin has corrected that, `fairlead "
-        "provider check` has it tried at once, else the next try is at "
-        f"{shown(NOW + 600)}"
-    }
-    assert len(found.answers) == 1
-    market.penalties.forget_refused("lab")
-    assert types(look(only, market)) == ["small0"]
-
-
-def test_a_region_that_is_left_out_is_named_with_what_else_was_refused() -> None:
-    south = offer("dear", region="south", zone="south-1", price=9.0)
-    market = shop(offer(), south)
-    market.penalties.add(offer(), MachineEnd.REFUSED, NOW, **WRONG)
-    market.penalties.add(south, MachineEnd.NO_CAPACITY, NOW)
-    (sentence,) = sentences(look(waiting(1), market))
-    assert sentence.startswith(
-        "the provider of fleet burst has refused dear in south-1 (on demand, 9 an hour): each "
-        "order in region north of provider lab would be refused: regions.north.image: gone ("
-    )
-
-
-@pytest.mark.parametrize(
-    ("reach", "out"),
-    [
-        (Reach.OFFER, {"a"}),
-        (Reach.ZONE, {"a", "same zone"}),
-        (Reach.REGION, {"a", "same zone", "same region"}),
-        (Reach.PROVIDER, {"a", "same zone", "same region", "same provider"}),
-    ],
-)
-def test_a_refusal_holds_as_far_as_its_cause_reaches(reach: Reach, out: set[str]) -> None:
-    every = (
-        offer("a"),
-        offer("same zone"),
-        offer("same region", zone="north-2"),
-        offer("same provider", region="south", zone="south-1"),
-        offer("other", provider="far"),
-    )
-    penalties = Penalties()
-    penalties.add(every[0], MachineEnd.REFUSED, NOW, reach=reach)
-    assert {one.instance_type for one in every if penalties.until(one, NOW) is not None} == out
-    penalties.forget(every[0])
-    assert all(penalties.until(one, NOW) is None for one in every)
-
-
-def test_a_file_that_says_something_else_of_a_provider_ends_its_refusals() -> None:
-    gone = {"status": MachineStatus.TERMINATED, "terminated_at": NOW, "setup": "first"}
-    refused = machine("m1", end=MachineEnd.REFUSED, reach=Reach.REGION, **gone)
-    scarce = machine("m2", end=MachineEnd.NO_CAPACITY, offer=offer("scarce"), **gone)
-    for setups, is_out in (({}, True), ({"lab": "first"}, True), ({"lab": "second"}, False)):
-        penalties = Penalties([refused, scarce], setups)
-        assert (penalties.until(offer("other"), NOW) is not None) is is_out
-        assert penalties.until(offer("scarce"), NOW) is not None
-
-
-def test_a_quota_is_named_with_the_providers_words() -> None:
-    market = shop(offer())
-    (only,) = market.offers["lab"]
-    market.penalties.add(only, MachineEnd.QUOTA_REACHED, NOW, message="vCPU limit in north")
-    assert sentences(look(waiting(1), market)) == {
-        "the account of fleet burst at its provider has reached a quota: vCPU limit in north; "
-        f"the next try is at {shown(NOW + 600)}"
-    }
-
-
 @pytest.mark.parametrize(
     ("retry", "ends_after"),
     [
@@ -658,205 +482,3 @@ def test_a_job_without_a_machine_ends_after_its_limit(
     assert job.attempts[-1].reason is Reason.FAILED_TO_START_DUE_TO_NO_CAPACITY
     assert len(job.attempts) == 1
     assert cluster.states[nothing.run_id].run.status in (RunStatus.TERMINATING, RunStatus.FAILED)
-
-
-def offered(cluster: Cluster, market: Market, *machines: Machine) -> list[tuple[str, object]]:
-    (run_id,) = cluster.states
-    found = offering(cluster.pipeline.index, machines, market, run_id, NOW)
-    return [(one.node or one.instance_type or "", one.price) for one in found]
-
-
-def test_free_nodes_come_before_offers_and_offers_by_how_they_are_tried() -> None:
-    cluster = waiting(1, cpu=2.0)
-    cluster.set_node(node("own"))
-    market = shop(offer("b", price=2.0), offer("a", price=1.0), offer("c", price=3.0, spot=True))
-    assert offered(cluster, market) == [("own", None), ("c", 3.0), ("a", 1.0), ("b", 2.0)]
-
-
-def test_offers_say_why_they_are_not_rented_now() -> None:
-    cluster = waiting(1, fleet(budget=Budget(per_hour=1.5)), cpu=2.0)
-    market = shop(offer("a", price=1.0), offer("b", price=2.0))
-    market.penalties.add(market.offers["lab"][0], MachineEnd.NO_CAPACITY, NOW)
-    (run_id,) = cluster.states
-    first, second = offering(cluster.pipeline.index, (), market, run_id, NOW)
-    assert "has refused a in" in (first.why or "")
-    assert "may cost 1.5 an hour" in (second.why or "")
-
-
-@pytest.mark.parametrize(
-    ("limits", "lacks"),
-    [
-        (
-            {"regions": ("mars",)},
-            "`machines.regions` of its file allows no offer of its provider, which has north, "
-            "south",
-        ),
-        ({"instance_types": ("huge",)}, "`machines.instance_types` of its file"),
-        ({"zones": ("north-9",)}, "`machines.availability_zones` of its file"),
-        (
-            {"max_price": 0.5},
-            "`machines.max_price` of its file allows no offer of its provider, whose cheapest "
-            "costs 1 an hour",
-        ),
-        ({"spot": Spot.ONLY}, "`machines.spot` of its file"),
-        (
-            {"regions": ("south",), "zones": ("north-1",)},
-            "`machines.availability_zones` of its file allows no offer of its provider that its "
-            "other fields allow",
-        ),
-    ],
-)
-def test_the_field_of_a_fleet_that_leaves_no_offer_is_named(
-    limits: dict[str, Any], lacks: str
-) -> None:
-    market = shop(offer(), offer(region="south", zone="south-1"))
-    cluster = waiting(1, fleet(**limits))
-    (sentence,) = sentences(look(cluster, market))
-    assert lacks in sentence
-    (run_id,) = cluster.states
-    (none,) = offering(cluster.pipeline.index, (), market, run_id, NOW)
-    assert (none.instance_type, none.why) == (None, sentence)
-
-
-def test_a_plan_says_why_nothing_is_rented() -> None:
-    cluster = waiting(1, fleet(max_price=0.5))
-    state = cluster.states.popitem()[1]
-    cluster.pipeline.index.run_changed(state.run.id, None)
-    rentals = rentals_of(cluster.pipeline.index)
-    rentals.set_offers("lab", Supply(offers=(offer(price=1.5),)))
-    found = rentals.rent_of(state, NOW)
-    assert found.machines == ()
-    assert "`machines.max_price`" in found.why[0]
-
-
-def test_a_run_that_only_reuses_is_offered_nodes_and_told_why_nothing_else() -> None:
-    cluster = limited(creation_policy=CreationPolicy.REUSE)
-    cluster.set_node(node("own"))
-    (run_id,) = cluster.states
-    free, none = offering(cluster.pipeline.index, (), shop(offer()), run_id, NOW)
-    assert (free.node, free.why) == ("own", None)
-    why = "no machine is rented for it: its creation_policy is reuse"
-    assert (none.node, none.fleet, none.instance_type, none.why) == (None, "burst", None, why)
-
-
-def test_a_plan_costs_what_it_would_add_to_what_is_bought() -> None:
-    cluster = waiting(3, cpu=4.0)
-    state = cluster.states.popitem()[1]
-    cluster.pipeline.index.run_changed(state.run.id, None)
-    rentals = rentals_of(cluster.pipeline.index)
-    rentals.set_offers("lab", Supply(offers=(offer(price=1.5),)))
-    assert rentals.rent_of(state, NOW) == PlannedRent(
-        per_hour=1.5, machines=("small in north-1 (on demand, 1.5 an hour)",)
-    )
-    assert [one.price for one in rentals.offering(state, NOW)] == [1.5]
-    assert state.run.id not in cluster.pipeline.index.units
-
-
-@pytest.mark.parametrize(
-    ("spending", "bought", "why"),
-    [
-        (Spending(), 3, None),
-        (Spending(together=Budget(per_hour=2.0)), 2, "this installation may cost 2 an hour"),
-        (Spending(each_user=Budget(per_hour=1.0)), 1, "user ada may cost 1 an hour"),
-        (Spending(each_user=Budget(per_hour=1.0), users={"ada": Budget()}), 3, None),
-        (Spending(users={"ada": Budget(per_month=1.0)}), 1, "user ada may cost 1 a month"),
-    ],
-    ids=str,
-)
-def test_users_and_the_installation_have_budgets(
-    spending: Spending, bought: int, why: str | None
-) -> None:
-    found = look(waiting(3, cpu=4.0), shop(offer(), spending=spending))
-    assert len(found.orders) == bought
-    assert {(one.user, one.run_id is not None) for one in found.orders} == {("ada", True)}
-    told = [one for one in sentences(found) if "may cost" in one]
-    assert (why is None) is (told == [])
-    assert why is None or told[0].startswith(why)
-
-
-def test_two_fleets_bring_a_user_not_above_his_budget() -> None:
-    cluster = Cluster(fleets=(fleet("one"), fleet("two")))
-    for name in ("one", "two"):
-        cluster.submit(name, fleets=(name,), cpu=4.0)
-    found = look(cluster, shop(offer(), spending=Spending(each_user=Budget(per_hour=1.5))))
-    assert [(one.fleet, one.user) for one in found.orders] == [("one", "ada")]
-    assert len(look(cluster, shop(offer())).orders) == 2
-
-
-def test_a_user_without_budget_keeps_no_other_from_renting_the_same() -> None:
-    cluster = Cluster(fleets=(fleet(),))
-    for user in ("ada", "bob"):
-        cluster.submit(user, user=user, cpu=4.0)
-    spending = Spending(users={"ada": Budget(per_hour=0.5)})
-    found = look(cluster, shop(offer(), spending=spending))
-    assert [one.user for one in found.orders] == ["bob"]
-    assert len([one for one in sentences(found) if one.startswith("user ada may cost")]) == 1
-
-
-def test_what_was_bought_for_a_user_counts_from_its_order() -> None:
-    spending = Spending(each_user=Budget(per_hour=1.5))
-    found = look(
-        waiting(1, cpu=4.0),
-        shop(offer(), spending=spending),
-        machine("m1", user="ada", status=MachineStatus.TERMINATING),
-        machine("m2", user="bob"),
-    )
-    assert found.orders == ()
-
-
-def test_what_a_fleet_keeps_is_no_users() -> None:
-    found = look(Cluster(fleets=(fleet(min=1),)), shop(offer()))
-    assert [(one.user, one.run_id) for one in found.orders] == [(None, None)]
-
-
-def test_a_restarted_controller_remembers_what_was_refused() -> None:
-    gone = {"status": MachineStatus.TERMINATED, "terminated_at": NOW}
-    refused = machine("m1", end=MachineEnd.NO_CAPACITY, message="none left", **gone)
-    again = machine("m2", end=MachineEnd.NO_CAPACITY, **{**gone, "ordered_at": NOW + 181.0})
-    assert Penalties([refused]).until(offer(), NOW + 179.0) == NOW + 180.0
-    assert Penalties([again, refused]).until(offer(), NOW + 182.0) == NOW + 181.0 + 360.0
-    came = machine("m3", status=MachineStatus.JOINED, joined_at=NOW + 190.0)
-    assert Penalties([again, refused, came]).until(offer(), NOW + 182.0) is None
-    idle = machine("m4", end=MachineEnd.IDLE, joined_at=NOW - 9.0, **gone)
-    assert Penalties([idle]).until(offer(), NOW) is None
-    silent = machine("m5", end=MachineEnd.BOOT_FAILED, terminating_at=NOW + 400.0, **gone)
-    assert Penalties([silent]).until(offer(), NOW + 401.0) == NOW + 1000.0
-
-
-def test_a_failed_boot_in_a_row_is_counted_from_its_order() -> None:
-    # Each fails 1200 s after its order, when its offer may be tried again.
-    ends = [NOW + 1200.0, NOW + 1200.0 + 600.0 + 1200.0]
-    silent = [
-        machine(f"m{at}", end=MachineEnd.BOOT_FAILED, ordered_at=at - 1200.0, terminating_at=at)
-        for at in ends
-    ]
-    assert Penalties(silent).until(offer(), ends[-1]) == ends[-1] + 1200.0
-
-
-def test_machines_that_are_lost_soon_are_left_out_for_longer_and_longer() -> None:
-    until, lost = NOW, []
-    for wait in (180.0, 360.0, 720.0, 1440.0, 2880.0, 3600.0):
-        at = until + 300.0
-        times = {"ordered_at": until + 9.0, "joined_at": until + 99.0, "terminating_at": at}
-        lost.append(machine(f"m{at}", end=MachineEnd.LOST, short_lived=True, **times))
-        until = at + wait
-        assert Penalties(lost).until(offer(), at) == until
-    # Another machine that joins tells nothing of how long it lives.
-    came = machine("m9", status=MachineStatus.JOINED, ordered_at=NOW, joined_at=until - 9.0)
-    assert Penalties([*lost, came]).until(offer(), until - 8.0) == until
-    long_lived = machine("m8", end=MachineEnd.LOST, joined_at=NOW, terminating_at=NOW + 9000.0)
-    assert Penalties([long_lived]).until(offer(), NOW + 9001.0) is None
-
-
-def test_a_provider_that_the_file_no_longer_names_is_no_offer() -> None:
-    found = look(waiting(1), shop(providers=frozenset({"here", "there"})))
-    assert found.orders == ()
-    (reason,) = found.reasons.values()
-    assert isinstance(reason, NoOffer)
-    named = fleet().machines
-    assert named is not None
-    assert reason.lacks == (
-        f"the controller's file names no provider {named.provider} (it has here, there): put it "
-        "back there, or apply the fleet with another one or with `machines: off`"
-    )
-    assert look(waiting(1), shop(offer(), providers=frozenset({named.provider}))).orders != ()

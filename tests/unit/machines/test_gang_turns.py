@@ -9,8 +9,8 @@ import pytest
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
 from controller.lifecycle.model import Band, Group, RunPolicy
 from controller.lifecycle.renting_reasons import BuysMachine, MachineReason
-from controller.scheduling.demand import Demand, demand
-from controller.scheduling.gang_turns import TURNS_SECONDS
+from controller.scheduling.renting.demand import Demand, demand
+from controller.scheduling.renting.gang_turns import TURNS_SECONDS
 from tests.unit.machines.parts import NOW, fleet, machine, offer, shop
 from tests.unit.scheduling.cluster import Cluster
 

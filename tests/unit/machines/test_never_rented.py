@@ -8,7 +8,7 @@ import pytest
 
 from controller.lifecycle.inventory import Budget, Spot
 from controller.lifecycle.model import Resources
-from controller.scheduling.never_rented import why_never
+from controller.scheduling.renting.never_rented import why_never
 from fairlead.model.needs import GpuNeed
 from tests.unit.machines.parts import fleet, offer
 

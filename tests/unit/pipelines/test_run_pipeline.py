@@ -20,7 +20,7 @@ from controller.lifecycle.reports import (
     Tick,
 )
 from controller.pipelines import run_pipeline, turn
-from controller.pipelines.run_pipeline import NameTaken
+from controller.pipelines.admissions import NameTaken
 from controller.pipelines.turn import Brake
 from controller.store.errors import LeaseLost, StoreUnavailable
 from fairlead.model.reasons import Reason

@@ -23,10 +23,12 @@ from controller.service.accounts.users import Gate
 from controller.store.accounts import ServiceKey, StoredToken, User
 from tests.doubles.clock import ManualClock
 from tests.doubles.proxy import NodeHere, NotedTraffic, PlantedServices
+from tests.support.waiting import LONG
 
 TOKENS = {"ada": "fl_ada", "bob": "fl_bob", "root": "fl_root"}
 KEY = "flk_key"
-QUICK = ProxyLimits(answer_seconds=0.5, hold_seconds=5.0, max_held=2, most_body=1 << 20)
+SMALL = ProxyLimits(answer_seconds=LONG, hold_seconds=LONG, max_held=2, most_body=1 << 20)
+"""A replica of a test lives in the loop of the proxy, and may be as late as that."""
 
 
 def as_user(name: str) -> dict[str, str]:
@@ -78,7 +80,7 @@ def gate() -> Gate:
 
 @contextlib.asynccontextmanager
 async def a_bed(
-    limits: ProxyLimits = QUICK,
+    limits: ProxyLimits = SMALL,
     domain: str | None = None,
     site: Site = Site(),  # noqa: B008  (frozen)
     *,

@@ -121,7 +121,7 @@ class Leader:
         assert list(its.runs) == list(mine.runs)
         assert its.nodes == mine.nodes
         assert its.fleets == mine.fleets
-        assert its._names == mine._names
+        assert its._admissions.names == mine._admissions.names
         assert uses(its) == uses(mine)
         now = self.clock.now()
         assert [unit.run.id for unit in its.scheduler.queue(now)] == [

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
 
 from fairlead.wire.shim import (
     Event,
@@ -29,6 +32,7 @@ from shim.settings import Settings
 from shim.state.events import EventLog
 from shim.state.fencing import Caller
 from shim.state.records import TaskRecord
+from shim.tasks import stopping
 from tests.doubles.engines import MemoryEngine, MemoryHost
 from tests.doubles.gpus import NoGpus
 from tests.doubles.records import MemoryRecords, books_in_memory
@@ -125,3 +129,10 @@ def listen(path: Path) -> socket.socket:
     server.bind(str(path))
     server.listen()
     return server
+
+
+def stop_the_clock_until_a_signal(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no grace pass before a container gets its signal, however late a busy machine is."""
+    now = time.time
+    clock = SimpleNamespace(time=lambda: now() if node.host.log else 0.0)
+    monkeypatch.setattr(stopping, "time", clock)

@@ -67,6 +67,15 @@ class World:
         assert state.pid is not None
         return state.pid
 
+    def reapers(self, task_id: str) -> list[int]:
+        """The pids of the task's reapers; tests beside this one have tasks of the same id."""
+        mark, everyone = f"{self._install_id}/{task_id}", procfs.processes()
+        return [
+            pid
+            for pid, process in everyone.items()
+            if procfs.has_variable(process, reaper.VARIABLE, mark)
+        ]
+
     def socket(self, task_id: str) -> Path:
         return self.folder / task_id / "run" / "runner.sock"
 
@@ -261,24 +270,9 @@ async def test_a_server_that_does_not_answer_is_not_waited_for_long(
     monkeypatch.setattr(fork_server, "ANSWER_SECONDS", 0.05)
     pid = await world.start("t2")
     assert not procfs.find(stopped)
-    assert len(reapers_of("t2")) == 1
+    assert len(world.reapers("t2")) == 1
     assert parent_of(pid) == os.getpid()
     assert await world.run("t2", "echo hi") == "hi\n"
-
-
-def reapers_of(task_id: str) -> list[int]:
-    return [
-        pid
-        for pid, process in procfs.processes().items()
-        if not process.of_kernel and variables_of(pid).get(reaper.VARIABLE, "").endswith(task_id)
-    ]
-
-
-def variables_of(pid: int) -> dict[str, str]:
-    try:
-        return variables(pid)
-    except (OSError, ValueError):
-        return {}
 
 
 async def test_a_server_that_cannot_run_is_not_tried_for_ever(

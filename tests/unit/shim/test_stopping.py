@@ -15,11 +15,17 @@ from shim.files import safe_files
 from shim.tasks import stopping
 from tests.doubles.failing_engines import ListeningEngine
 from tests.support.waiting import eventually
-from tests.unit.shim.parts import CALLER, Node, listen, request, until
+from tests.unit.shim.parts import (
+    CALLER,
+    Node,
+    listen,
+    request,
+    stop_the_clock_until_a_signal,
+    until,
+)
 
 WHY = "terminated_by_user"
-SOON = 2.0
-"""A grace that has passed before the shim looks at it is no grace: nobody is told of it then."""
+SOON = 0.05
 
 
 @pytest.fixture
@@ -104,6 +110,7 @@ async def test_another_life_of_the_shim_tells_it_again(node: Node) -> None:
 async def test_the_container_outlasts_the_grace_for_the_runners_last_words(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stop_the_clock_until_a_signal(node, monkeypatch)
     monkeypatch.setattr(stopping, "LAST_WORDS", 3600.0)
     engine = ListeningEngine(node.host, node.settings.job_folder("t1"))
     record = node.settings.job_folder("t1") / "exit.json"
@@ -143,6 +150,7 @@ async def test_a_grace_that_cannot_be_told_is_kept_all_the_same(
         replace_file(folder, name, content)
 
     monkeypatch.setattr(safe_files, "replace_file", refuse_the_order)
+    stop_the_clock_until_a_signal(node, monkeypatch)
     monkeypatch.setattr(stopping, "LAST_WORDS", 0.05)
     engine = ListeningEngine(node.host, node.settings.job_folder("t1"))
     async with node.shim(engine) as service:

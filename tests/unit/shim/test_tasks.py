@@ -40,7 +40,17 @@ from tests.doubles.failing_engines import FailingEngine, HangingEngine
 from tests.doubles.gpus import MemoryGpus
 from tests.doubles.records import FailingRecords, books_in_memory
 from tests.support.waiting import eventually
-from tests.unit.shim.parts import CALLER, GPU, RUN, Node, put, request, until, until_event
+from tests.unit.shim.parts import (
+    CALLER,
+    GPU,
+    RUN,
+    Node,
+    put,
+    request,
+    stop_the_clock_until_a_signal,
+    until,
+    until_event,
+)
 
 ABORT = TerminateRequest(grace=0.0, reason="aborted_by_user", message="asked")
 
@@ -312,12 +322,13 @@ async def test_a_living_task_is_not_removed_and_its_allocation_not_released(node
 async def test_a_stop_signals_first_and_kills_when_the_grace_is_over(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stop_the_clock_until_a_signal(node, monkeypatch)
     monkeypatch.setattr(stopping, "LAST_WORDS", 0.05)
     node.host.ignores_stop = True
     async with node.shim() as service:
         await put(service)
         await until(service, "t1", TaskStatus.RUNNING)
-        soon = TerminateRequest(grace=1.0, reason="terminated_by_user")
+        soon = TerminateRequest(grace=0.05, reason="terminated_by_user")
         await service.supervisor.terminate("t1", soon, CALLER)
         ended = await until(service, "t1", TaskStatus.TERMINATED)
     assert node.host.log == ["stop c-t1", "kill c-t1"]

@@ -3,10 +3,19 @@ one pytest has forked are told as if it had run the tests itself."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import json
+import os
 import signal
 import subprocess
 import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,27 +149,149 @@ def test_a_test_that_fails_in_a_forked_lane_is_told_with_the_files_before(projec
     assert "far/test_c.py test_a.py test_b.py" in output
 
 
-def test_a_forked_lane_that_is_killed_fails_the_run_with_its_last_test(project: Path) -> None:
-    (project / "far" / "test_d.py").write_text(
-        "import os, signal\ndef test_fatal(): os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    status, output = played(project, "--forked-lanes", "1")
-    assert status == 3
-    assert "a lane ended with -9 after far/test_d.py::test_fatal" in output
+DIES = """
+    # The child is forked, so it has the lane's pipe; it outlives the lane.
+    child = os.fork()
+    if not child:
+        signal.pause()
+    Path("child").write_text(str(child))
+    signal.raise_signal"""
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+def test_a_forked_lane_that_dies_fails_the_run_with_its_last_test(project: Path, name: str) -> None:
+    (project / "far" / "test_d.py").write_text(f"import signal{HELD}{DIES}(signal.{name})\n")
+    with open(project / "output", "w+") as output, waiting(project, stdout=output) as run:
+        try:
+            run.wait()
+        finally:
+            os.kill(int((project / "child").read_text()), signal.SIGKILL)
+    assert run.returncode == 3
+    said = (project / "output").read_text()
+    assert f"a lane was killed by {name} in far/test_d.py::test_held" in said
+
+
+WAITS = "\n    import time; time.sleep(1000)\n"
+
+
+@contextmanager
+def waiting(project: Path, lanes: int = 2, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A run, as soon as `test_held` waits in one of its lanes."""
+    argv = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
+    argv += ["--forked-lanes", str(lanes)]
+    env = {"PYTHONPATH": str(Path(__file__).parents[3]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options}
+    with subprocess.Popen(argv, cwd=project, env=env, text=True, **options) as run:
+        try:
+            wait_until(lambda: (project / "held").exists() and (project / "held").read_text())
+            yield run
+        finally:
+            run.kill()
 
 
 def test_an_interrupt_reaches_each_forked_lane_once(project: Path) -> None:
-    waits = "\n    import time; time.sleep(120)\n"
-    (project / "far" / "test_held.py").write_text(HELD + waits)
-    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--forked-lanes", "2"]
-    env = {"PYTHONPATH": str(Path(__file__).parents[3]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    with subprocess.Popen(argv, cwd=project, env=env, stdout=subprocess.PIPE, text=True) as run:
-        wait_until((project / "held").exists)
+    (project / "far" / "test_held.py").write_text(HELD + WAITS)
+    with waiting(project) as run:
         run.send_signal(signal.SIGINT)
         output, _ = run.communicate()
     assert run.returncode == 2
     assert "KeyboardInterrupt" in output
     assert (project / "given-back").exists()
+
+
+def test_an_interrupt_of_one_forked_lane_ends_the_run(project: Path) -> None:
+    (project / "far" / "test_held.py").write_text(HELD + WAITS)
+    (project / "test_a.py").write_text("def test_too():" + WAITS)
+    with waiting(project) as run:
+        lane, _ = (project / "held").read_text().split()
+        os.kill(int(lane), signal.SIGINT)
+        output, _ = run.communicate()
+    assert run.returncode == 3
+    assert "a lane ended with 2 in far/test_held.py::test_held" in output
+    assert (project / "given-back").read_text() == lane
+
+
+DEAF = """
+    import time
+    try:
+        time.sleep(1000)
+    except KeyboardInterrupt:
+        print("x" * 2**20)
+    assert False
+
+@pytest.mark.parametrize("number", range(10_000))
+def test_more(number):
+    import time; time.sleep(1)
+"""
+
+
+def test_a_forked_lane_that_swallows_its_interrupt_and_fills_its_pipe_ends(project: Path) -> None:
+    (project / "far" / "test_held.py").write_text(HELD + DEAF)
+    with waiting(project, 1) as run:
+        run.send_signal(signal.SIGINT)
+        output, _ = run.communicate()
+    assert run.returncode == 2
+    assert "1 failed" in output
+    assert (project / "given-back").exists()
+
+
+STUCK = """
+    import threading
+    threading.Thread(target=threading.Event().wait).start()
+    threading.Event().wait()
+"""
+
+
+def test_a_forked_lane_that_a_thread_keeps_is_killed_in_the_end(project: Path) -> None:
+    (project / "conftest.py").write_text(f"{PLUGIN}\nforked_lanes._GRACE_SECONDS = 1.0\n")
+    (project / "far" / "test_held.py").write_text(HELD + STUCK)
+    with waiting(project, 1) as run:
+        run.send_signal(signal.SIGINT)
+        output, _ = run.communicate()
+    assert run.returncode == 2
+    assert "a lane did not end and is killed in far/test_held.py::test_held" in output
+    assert (project / "given-back").exists()
+
+
+ASKS = """
+    try:
+        open("/dev/tty").read()
+    except OSError as error:
+        Path("asked").write_text(error.strerror)
+    import time; time.sleep(1000)
+"""
+
+
+def test_a_key_in_a_terminal_interrupts_forked_lanes_and_none_reads_there(project: Path) -> None:
+    (project / "far" / "test_held.py").write_text(HELD + ASKS)
+    keyboard, screen = os.openpty()
+    try:
+        options = {"stdin": screen, "start_new_session": True}
+        take = partial(fcntl.ioctl, screen, termios.TIOCSCTTY, 0)
+        with waiting(project, preexec_fn=take, **options) as run:
+            wait_until((project / "asked").exists)
+            os.write(keyboard, b"\x03")
+            output, _ = run.communicate()
+    finally:
+        os.close(keyboard)
+        os.close(screen)
+    assert run.returncode == 2
+    assert "KeyboardInterrupt" in output
+    assert (project / "asked").read_text() == os.strerror(errno.ENXIO)
+    assert (project / "given-back").exists()
+
+
+def test_the_lines_that_forked_lanes_run_are_counted(project: Path) -> None:
+    (project / "counted.py").write_text("def one():\n    a = 1\ndef other():\n    b = 2\n")
+    (project / "test_a.py").write_text("import counted\ndef test_one(): counted.one()\n")
+    (project / "far" / "test_c.py").write_text("import counted\ndef test_c(): counted.other()\n")
+    command = [sys.executable, "-m", "coverage"]
+    pytest_of_two = ["run", "--parallel-mode", "-m", "pytest", "--forked-lanes", "2"]
+    env = {"PYTHONPATH": str(Path(__file__).parents[3]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    for arguments in (pytest_of_two, ["combine"], ["json", "--include", "counted.py"]):
+        subprocess.run([*command, *arguments], cwd=project, env=env, check=True)
+    found = json.loads((project / "coverage.json").read_text())["files"]["counted.py"]
+    assert found["executed_lines"] == [1, 2, 3, 4]
 
 
 def test_what_cannot_be_collected_forks_nothing(project: Path) -> None:

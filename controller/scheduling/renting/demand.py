@@ -12,27 +12,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from controller.lifecycle.inventory import Fleet, MachinesPolicy
+from controller.lifecycle.inventory import Fleet
 from controller.lifecycle.machines import market
-from controller.lifecycle.machines.market import Market, Penalty, Purses
+from controller.lifecycle.machines.market import Market, Purses
 from controller.lifecycle.machines.model import (
     Machine,
-    MachineEnd,
     MachineStatus,
     Offer,
-    Reach,
 )
-from controller.lifecycle.model import Resources
 from controller.lifecycle.renting_reasons import (
     BuysMachine,
     GangsInTurn,
     MachineReason,
-    NoCapacity,
     NoOffer,
-    ProviderAway,
-    QuotaOfProvider,
     ReusesOnly,
-    SetupRefused,
     is_definite,
 )
 from controller.lifecycle.reports import MachineAnswered
@@ -41,24 +34,26 @@ from controller.scheduling.fitting.constraints import (
     Domain,
     domain_of,
 )
-from controller.scheduling.fitting.fit import Room, room, shortfalls
+from controller.scheduling.fitting.fit import room, shortfalls
 from controller.scheduling.gang_placement import (
     domains_for,
     has_room,
     whole_of,
 )
-from controller.scheduling.gang_turns import GangTurns
 from controller.scheduling.index import CapacityIndex, TrialCapacity, comes_back, is_usable
-from controller.scheduling.machine_bins import Bin, Plan, empty_bin, plan_of, why_none
 from controller.scheduling.queue import Kind, Member, Unit, in_order
-from fairlead.model.answers import OfferedPlace
-from fairlead.model.reasons import Reason
+from controller.scheduling.renting.fleet_offers import (
+    MAX_TRIES,
+    FleetOffers,
+    lost_a_spot_machine,
+    policy_of,
+)
+from controller.scheduling.renting.gang_turns import GangTurns
+from controller.scheduling.renting.machine_bins import Bin, Plan, empty_bin, plan_of
 
 Zone = tuple[str, str, str | None]
 """Provider, region and zone."""
 _Where = tuple[Zone, Domain]
-MAX_TRIES = 25
-"""The number of offers that one unit tries in one look at the queue."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,21 +93,6 @@ def demand(
     return _Look(index, list(machines), shop, now, could_hold).take()
 
 
-def offering(
-    index: CapacityIndex, machines: Iterable[Machine], shop: Market, run_id: str, now: float
-) -> tuple[OfferedPlace, ...]:
-    """Return the free nodes and the offers for the waiting jobs of the run, in the order in which
-    they are tried; for a fleet without such an offer, why it has none."""
-    look = _Look(index, list(machines), shop, now, lambda unit: False)
-    alike: dict[Need, list[Member]] = {}
-    user = ""
-    for unit in index.units.get(run_id, ()):
-        user = unit.run.user
-        for member in unit.members:
-            alike.setdefault(member.need, []).append(member)
-    return tuple(place for members in alike.values() for place in look.places(members, user))
-
-
 class _Look:
     """One look at the queue; use it once."""
 
@@ -126,7 +106,7 @@ class _Look:
     ) -> None:
         index.refresh()
         self._index = index
-        self._shop = shop
+        self._market = FleetOffers(shop, now)
         self._now = now
         self._trial = TrialCapacity(index)
         self._fleets = {
@@ -212,33 +192,6 @@ class _Look:
                         run_id=unit.run.id, attempt_id=attempt.id, why=why, renting=reason
                     )
 
-    def places(self, members: Sequence[Member], user: str) -> Iterator[OfferedPlace]:
-        """Yield where these jobs of the user, whose needs are equal, could go."""
-        need, spec = members[0].need, members[0].job.spec
-        jobs = tuple(f"{one.job.group}/{one.job.cookie}" for one in members)
-        for free in self._trial.sorted(need.scope).fitting(need, self._trial.rooms):
-            offer = self._offers.get(free.node.id)
-            yield _offered(jobs, free.node.fleet, offer, node=free.node.name)
-        for fleet in self._fleets.values():
-            if need.scope[0] and fleet.name not in need.scope[0]:
-                continue
-            if not spec.rent.buys:
-                yield OfferedPlace(jobs=jobs, fleet=fleet.name, why=ReusesOnly().sentence())
-                continue
-            found = self._fitting(fleet, need)
-            if not isinstance(found, list):
-                yield OfferedPlace(jobs=jobs, fleet=fleet.name, why=found.sentence())
-                continue
-            on_demand = _lost_a_spot_machine(members[0])
-            for offer in market.in_order(found, on_demand_first=on_demand):
-                yield _offered(jobs, fleet.name, offer, why=self._why_not_now(fleet, offer, user))
-
-    def _why_not_now(self, fleet: Fleet, offer: Offer, user: str) -> str | None:
-        if self._shop.penalties.until(offer, self._now) is not None:
-            return self._no_capacity(fleet, [offer]).sentence()
-        refusal = self._purses.refuses(fleet.name, user, [offer])
-        return None if refusal is None else refusal.sentence()
-
     def _serve(self, unit: Unit, *, is_second: bool = False) -> None:
         fleets = [fleet for fleet in self._fleets.values() if _is_asked(unit, fleet)]
         if not fleets:
@@ -281,7 +234,7 @@ class _Look:
             return None if known.is_back else self._buys(known)
         if not member.job.spec.rent.buys:
             return ReusesOnly()
-        rather_on_demand = _lost_a_spot_machine(member)
+        rather_on_demand = lost_a_spot_machine(member)
         key = unit.run.user, need, rather_on_demand
         if key in self._in_vain:
             return self._in_vain[key]
@@ -330,16 +283,15 @@ class _Look:
         self, fleet: Fleet, need: Need, user: str, *, on_demand_first: bool = False
     ) -> Offer | MachineReason:
         """Return the first offer that may be bought for the need, or why there is none."""
-        fitting = self._fitting(fleet, need)
+        fitting = self._market.fitting(fleet, need)
         if not isinstance(fitting, list):
             return fitting
         ordered = market.in_order(fitting, on_demand_first=on_demand_first)
-        shared = self._shop.penalties.is_shared
+        is_shared = self._market.is_shared_refusal
         # Nothing is tried where each order would be refused, so that takes up no tries.
-        tried = [one for one in ordered if not shared(one, self._now)][:MAX_TRIES]
-        open_ = [one for one in tried if self._shop.penalties.until(one, self._now) is None]
+        open_ = self._market.open([one for one in ordered if not is_shared(one)][:MAX_TRIES])
         if not open_:
-            return self._no_capacity(fleet, ordered)
+            return self._market.none_now(fleet, ordered)
         refuses = self._purses.refuses
         affordable = (one for one in open_ if refuses(fleet.name, user, [one]) is None)
         if (chosen := next(affordable, None)) is not None:
@@ -347,81 +299,6 @@ class _Look:
         refusal = refuses(fleet.name, user, open_[:1])
         assert refusal is not None
         return refusal
-
-    def _fitting(self, fleet: Fleet, need: Need | None) -> list[Offer] | MachineReason:
-        """Return the offers that the fleet allows and that could hold the need."""
-        policy = _policy(fleet)
-        if (lacks := market.not_named(policy.provider, self._shop.providers)) is not None:
-            return NoOffer(fleet=fleet.name, lacks=lacks)
-        if policy.provider not in self._shop.offers:
-            detail = self._shop.away.get(policy.provider, "its offers are not known yet")
-            return ProviderAway(fleet=fleet.name, provider=policy.provider, detail=detail)
-        unknown = self._unknown(policy)
-        offers = market.allowed(policy, self._shop.offers[policy.provider])
-        known = [one for one in offers if _is_for(need, one)]
-        if not known:
-            every = [one for one in self._shop.offers[policy.provider] if _is_for(need, one)]
-            lacks = market.why_none_allowed(policy, every)
-            return NoOffer(fleet=fleet.name, lacks=lacks, unknown=unknown)
-        bins = [empty_bin(fleet, offer) for offer in known]
-        enough = [one for one in bins if _has_least(policy, one.room)]
-        if not enough:
-            lacks = "no offer has the `machines.resources` of its file" + self._had_less(bins)
-            return NoOffer(fleet=fleet.name, lacks=lacks, unknown=unknown)
-        if need is None:
-            return [one.offer for one in enough]
-        if holding := [one.offer for one in enough if one.holds(need)]:
-            return holding
-        lacks = why_none(need, enough) + self._had_less(enough)
-        return NoOffer(fleet=fleet.name, lacks=lacks, unknown=unknown)
-
-    def _had_less(self, bins: Sequence[Bin]) -> str:
-        """Return which of the offers' machines had less than promised, as the end of a sentence."""
-        known = self._shop.had_less
-        for one in bins:
-            if (name := known.get(one.offer.key)) is not None:
-                return f" (machine {name} had less than the offer {one.offer.instance_type} says)"
-        return ""
-
-    def _unknown(self, policy: MachinesPolicy) -> str | None:
-        return market.unknown_for(policy, self._shop.unknown.get(policy.provider, {}))
-
-    def _no_capacity(
-        self, fleet: Fleet, offers: Sequence[Offer]
-    ) -> NoCapacity | QuotaOfProvider | SetupRefused:
-        """Return why those of the offers that are left out may not be tried now."""
-        unknown = self._unknown(_policy(fleet))
-        left_out = [
-            (one, why)
-            for one in offers
-            if (why := self._shop.penalties.of(one)) is not None and why.until > self._now
-        ]
-        shared = [(one, why) for one, why in left_out if why.reach is not Reach.OFFER]
-        alone = [(one, why) for one, why in left_out if why.reach is Reach.OFFER][:MAX_TRIES]
-        first = min(why.until for _, why in (*shared, *alone))
-        where = tuple(dict.fromkeys(one.within(why.reach) for one, why in shared))
-        setup = shared[0][1].message or "it does not say why" if shared else None
-        if setup is not None and not alone:
-            return SetupRefused(
-                fleet=fleet.name, where=where, detail=setup, next_at=first, unknown=unknown
-            )
-        if setup is None and all(why.end is MachineEnd.QUOTA_REACHED for _, why in alone):
-            return QuotaOfProvider(
-                fleet=fleet.name,
-                detail=alone[0][1].message or "it does not say which",
-                next_at=first,
-                unknown=unknown,
-            )
-        detail = _why_besides_capacity(alone)
-        if setup is not None:
-            detail = f"each order {', '.join(where)} would be refused: {setup}"
-        return NoCapacity(
-            fleet=fleet.name,
-            tried=tuple(one.words() for one, _ in alone),
-            next_at=first,
-            detail=detail,
-            unknown=unknown,
-        )
 
     # -- a gang -----------------------------------------------------------------------------
 
@@ -464,19 +341,19 @@ class _Look:
         needs = {member.need for member in unit.members}
         offers: dict[str, Offer] = {}
         for need in needs:
-            fitting = self._fitting(fleet, need)
+            fitting = self._market.fitting(fleet, need)
             if not isinstance(fitting, list):
                 return fitting
             offers |= {one.key: one for one in fitting}
-        on_demand = any(map(_lost_a_spot_machine, unit.members))
+        on_demand = any(map(lost_a_spot_machine, unit.members))
         ordered = market.in_order(offers.values(), on_demand_first=on_demand)
-        open_ = [one for one in ordered if self._shop.penalties.until(one, self._now) is None]
+        open_ = self._market.open(ordered)
         if not open_:
-            return self._no_capacity(fleet, ordered)
+            return self._market.none_now(fleet, ordered)
         plans = list(self._plans(unit, fleet, open_))
         if not plans:
             lacks = "no zone's offers could hold the whole gang where its other jobs are"
-            return NoOffer(fleet=fleet.name, lacks=lacks, unknown=self._unknown(_policy(fleet)))
+            return NoOffer(fleet=fleet.name, lacks=lacks, unknown=self._market.unknown(fleet))
         refusal = None
         for plan in sorted(plans, key=lambda one: one.price):
             refusal = self._purses.refuses(fleet.name, unit.run.user, plan.offers)
@@ -543,16 +420,15 @@ class _Look:
     # -- orders -----------------------------------------------------------------------------
 
     def _keep_least(self, fleet: Fleet) -> None:
-        purse, policy = self._purses.fleet(fleet.name), _policy(fleet)
+        purse, policy = self._purses.fleet(fleet.name), policy_of(fleet)
         while purse.count < policy.min:
-            chosen = self._fitting(fleet, None)
+            chosen = self._market.fitting(fleet, None)
             if not isinstance(chosen, list):
                 return
             open_ = [
                 one
-                for one in market.in_order(chosen)
-                if self._shop.penalties.until(one, self._now) is None
-                and self._purses.refuses(fleet.name, None, [one]) is None
+                for one in self._market.open(market.in_order(chosen))
+                if self._purses.refuses(fleet.name, None, [one]) is None
             ]
             if not open_:
                 return
@@ -582,44 +458,6 @@ class _Look:
         )
 
 
-def _offered(
-    jobs: tuple[str, ...],
-    fleet: str,
-    offer: Offer | None,
-    *,
-    node: str | None = None,
-    why: str | None = None,
-) -> OfferedPlace:
-    if offer is None:
-        return OfferedPlace(jobs=jobs, node=node, fleet=fleet)
-    return OfferedPlace(
-        jobs=jobs,
-        node=node,
-        fleet=fleet,
-        provider=offer.provider,
-        instance_type=offer.instance_type,
-        region=offer.region,
-        zone=offer.zone,
-        spot=offer.spot,
-        price=offer.price,
-        why=why,
-    )
-
-
-def _why_besides_capacity(refused: Sequence[tuple[Offer, Penalty]]) -> str | None:
-    """Return why the first of these offers was refused that has another reason than capacity."""
-    for at, (offer, why) in enumerate(refused):
-        if why.end is not MachineEnd.NO_CAPACITY and why.message is not None:
-            # A quota behind three zones that are full is what an admin can change.
-            return why.message if at == 0 else f"{offer.words()}: {why.message}"
-    return None
-
-
-def _policy(fleet: Fleet) -> MachinesPolicy:
-    assert fleet.machines is not None
-    return fleet.machines
-
-
 def _is_asked(unit: Unit, fleet: Fleet) -> bool:
     """Return whether all jobs of the unit may go to the fleet."""
     return all(
@@ -632,25 +470,7 @@ def _first_or_away(first: MachineReason | None, next_: MachineReason) -> Machine
     return next_ if first is None or not is_definite(next_) else first
 
 
-def _is_for(need: Need | None, offer: Offer) -> bool:
-    """Return whether the offer is open to the need: what is reserved is for runs that name it."""
-    if offer.reservation is None:
-        return True
-    named = () if need is None else need.scope[1]
-    return any(one.rented and one.attribute == "reservation" for one in named)
-
-
 def _idle_duration(unit: Unit) -> float | None:
     """Return the shortest `idle_duration` of the unit's jobs; None: none has one."""
     asked = (member.job.spec.rent.idle_duration for member in unit.members)
     return min((one for one in asked if one is not None), default=None)
-
-
-def _has_least(policy: MachinesPolicy, free: Room) -> bool:
-    least: Resources | None = policy.resources
-    return least is None or not shortfalls(least, free)
-
-
-def _lost_a_spot_machine(member: Member) -> bool:
-    attempts = member.job.attempts
-    return len(attempts) > 1 and attempts[-2].reason is Reason.INTERRUPTED_BY_NO_CAPACITY
