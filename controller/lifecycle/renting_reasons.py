@@ -129,8 +129,8 @@ class OverBudget(_Reason, frozen=True, kw_only=True, tag="over_budget"):
 
     def sentence(self) -> str:
         return (
-            f"{self.owner} may cost {self.allowed:g} {self.limit}; its machines cost "
-            f"{money(self.spent)}, and what is needed would add {self.asked:g}"
+            f"{self.owner} may cost {money(self.allowed)} {self.limit}; its machines cost "
+            f"{money(self.spent)}, and what is needed would add {money(self.asked)}"
         )
 
 

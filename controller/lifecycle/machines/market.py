@@ -10,6 +10,7 @@ import msgspec
 from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy, Spending, Spot
 from controller.lifecycle.machines.model import Machine, MachineEnd, Offer, Reach, cost_between
 from controller.lifecycle.renting_reasons import FleetAtMost, OverBudget
+from fairlead.model.costs import money
 
 _FIRST_PENALTY = {
     # Karpenter leaves an offering out for 3 minutes after it had no capacity.
@@ -262,7 +263,7 @@ def why_none_allowed(policy: MachinesPolicy, offers: Sequence[Offer]) -> str:
 def _there(field: str, offers: Iterable[Offer]) -> str:
     """Return what the offers have in place of what the field wants, as the end of a sentence."""
     if field == "max_price":
-        return f", whose cheapest costs {min(one.price for one in offers):g} an hour"
+        return f", whose cheapest costs {money(min(one.price for one in offers))} an hour"
     if (value := _VALUES.get(field)) is None:
         return ""
     known = sorted({found for one in offers if (found := value(one)) is not None})

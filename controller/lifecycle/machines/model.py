@@ -12,6 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from controller.lifecycle.inventory import Fleet, Node, NodeAddress, NodeCapacity, NodeGpu
+from fairlead.model.costs import money
 from fairlead.model.statuses import NodeStatus
 from fairlead.wire.gpu_names import GpuVendor
 
@@ -92,7 +93,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         """Return the offer as users read it."""
         where = self.zone or self.region
         kind = "spot" if self.spot else "on demand"
-        return f"{self.instance_type} in {where} ({kind}, {self.price:g} an hour)"
+        return f"{self.instance_type} in {where} ({kind}, {money(self.price)} an hour)"
 
 
 class MachineStatus(StrEnum):

@@ -166,7 +166,7 @@ def test_the_budget_of_an_hour_holds_for_what_is_live_and_ordered() -> None:
     cluster = waiting(5, fleet(budget=Budget(per_hour=2.5)), cpu=4.0)
     found = look(cluster, shop(offer()), machine(status=MachineStatus.TERMINATING))
     assert len(found.orders) == 1
-    assert any("may cost 2.5 an hour" in one for one in sentences(found))
+    assert any("may cost 2.50 an hour" in one for one in sentences(found))
 
 
 @pytest.mark.parametrize("limit", ["per_hour", "per_month"])
@@ -181,7 +181,7 @@ def test_the_budget_of_a_month_counts_what_has_ended() -> None:
     cluster = waiting(1, fleet(budget=Budget(per_month=10.0)))
     found = look(cluster, shop(offer()), ended)
     assert found.orders == ()
-    assert "fleet burst may cost 10 a month; its machines cost 10.00" in sentences(found).pop()
+    assert "fleet burst may cost 10.00 a month; its machines cost 10.00" in sentences(found).pop()
 
 
 def test_a_dearer_offer_is_left_where_a_cheaper_one_fits_the_budget() -> None:
@@ -263,7 +263,7 @@ def test_a_gang_beyond_the_budget_buys_nothing_in_part() -> None:
     cluster.submit("gang", Group(name="main", nodes=8, gang_size=8), gpus=8)
     found = look(cluster, shop(gpu_offer()))
     assert found.orders == ()
-    assert any("may cost 100 an hour" in one for one in sentences(found))
+    assert any("may cost 100.00 an hour" in one for one in sentences(found))
 
 
 def test_a_gang_counts_the_machines_of_its_zone_that_are_there() -> None:
@@ -486,7 +486,7 @@ def told(cluster: Cluster, found: Demand) -> Cluster:
 
 def test_a_waiting_job_says_which_machine_is_on_its_way_and_since_when() -> None:
     cluster = waiting(2)
-    bought = "fleet burst rents a machine for it: small in north-1 (on demand, 1 an hour), {}"
+    bought = "fleet burst rents a machine for it: small in north-1 (on demand, 1.00 an hour), {}"
     assert pending(told(cluster, look(cluster, shop(offer())))) == {
         bought.format(f"ordered at {shown(NOW)}")
     }
@@ -534,7 +534,7 @@ def test_a_refusal_is_told_with_the_providers_words() -> None:
     (only,) = market.offers["lab"]
     market.penalties.add(only, MachineEnd.REFUSED, NOW, message="there is no such image")
     assert sentences(look(waiting(1), market)) == {
-        "the provider of fleet burst has refused small in north-1 (on demand, 1 an hour): "
+        "the provider of fleet burst has refused small in north-1 (on demand, 1.00 an hour): "
         "there is no such image (an admin's `fairlead provider check` tries what orders need); "
         f"the next try is at {shown(NOW + 600)}"
     }
@@ -546,7 +546,7 @@ def test_a_quota_behind_offers_without_capacity_is_named() -> None:
     market.penalties.add(spot, MachineEnd.NO_CAPACITY, NOW, message="none left")
     market.penalties.add(dear, MachineEnd.QUOTA_REACHED, NOW, message="8 vCPUs in north")
     (sentence,) = sentences(look(waiting(1), market))
-    assert ": dear in north-1 (on demand, 2 an hour): 8 vCPUs in north (an admin's" in sentence
+    assert ": dear in north-1 (on demand, 2.00 an hour): 8 vCPUs in north (an admin's" in sentence
 
 
 WRONG: dict[str, Any] = {"message": "regions.north.image: gone", "reach": Reach.REGION}
@@ -580,7 +580,7 @@ def test_a_region_that_is_left_out_is_named_with_what_else_was_refused() -> None
     market.penalties.add(south, MachineEnd.NO_CAPACITY, NOW)
     (sentence,) = sentences(look(waiting(1), market))
     assert sentence.startswith(
-        "the provider of fleet burst has refused dear in south-1 (on demand, 9 an hour): each "
+        "the provider of fleet burst has refused dear in south-1 (on demand, 9.00 an hour): each "
         "order in region north of provider lab would be refused: regions.north.image: gone ("
     )
 
@@ -680,7 +680,7 @@ def test_offers_say_why_they_are_not_rented_now() -> None:
     (run_id,) = cluster.states
     first, second = offering(cluster.pipeline.index, (), market, run_id, NOW)
     assert "has refused a in" in (first.why or "")
-    assert "may cost 1.5 an hour" in (second.why or "")
+    assert "may cost 1.50 an hour" in (second.why or "")
 
 
 @pytest.mark.parametrize(
@@ -696,7 +696,7 @@ def test_offers_say_why_they_are_not_rented_now() -> None:
         (
             {"max_price": 0.5},
             "`machines.max_price` of its file allows no offer of its provider, whose cheapest "
-            "costs 1 an hour",
+            "costs 1.00 an hour",
         ),
         ({"spot": Spot.ONLY}, "`machines.spot` of its file"),
         (
@@ -746,7 +746,7 @@ def test_a_plan_costs_what_it_would_add_to_what_is_bought() -> None:
     rentals = rentals_of(cluster.pipeline.index)
     rentals.set_offers("lab", Supply(offers=(offer(price=1.5),)))
     assert rentals.rent_of(state, NOW) == PlannedRent(
-        per_hour=1.5, machines=("small in north-1 (on demand, 1.5 an hour)",)
+        per_hour=1.5, machines=("small in north-1 (on demand, 1.50 an hour)",)
     )
     assert [one.price for one in rentals.offering(state, NOW)] == [1.5]
     assert state.run.id not in cluster.pipeline.index.units
@@ -756,10 +756,10 @@ def test_a_plan_costs_what_it_would_add_to_what_is_bought() -> None:
     ("spending", "bought", "why"),
     [
         (Spending(), 3, None),
-        (Spending(together=Budget(per_hour=2.0)), 2, "this installation may cost 2 an hour"),
-        (Spending(each_user=Budget(per_hour=1.0)), 1, "user ada may cost 1 an hour"),
+        (Spending(together=Budget(per_hour=2.0)), 2, "this installation may cost 2.00 an hour"),
+        (Spending(each_user=Budget(per_hour=1.0)), 1, "user ada may cost 1.00 an hour"),
         (Spending(each_user=Budget(per_hour=1.0), users={"ada": Budget()}), 3, None),
-        (Spending(users={"ada": Budget(per_month=1.0)}), 1, "user ada may cost 1 a month"),
+        (Spending(users={"ada": Budget(per_month=1.0)}), 1, "user ada may cost 1.00 a month"),
     ],
     ids=str,
 )

@@ -58,7 +58,7 @@ async def test_a_machine_whose_node_takes_no_work_yet_is_not_bought_twice() -> N
         await lab.after(200.0)
         assert lab.rentals.committed[machine.id].end is MachineEnd.BOOT_FAILED
         assert list(lab.rentals.committed) == [machine.id]
-        refused = "has refused small in north-1 (on demand, 1 an hour): its node took no work"
+        refused = "has refused small in north-1 (on demand, 1.00 an hour): its node took no work"
         waits = lab.waits_for(state)
         assert refused in waits
         assert slow in waits
@@ -333,7 +333,7 @@ async def test_a_month_that_begins_has_a_budget_of_its_own() -> None:
         lab.clock.time = midnight - 600.0
         second = parts.run("second", cpu=4.0)
         await lab.pipeline.admit(second)
-        await lab.until(lambda: "fleet burst may cost 2.1 a month" in lab.waits_for(second))
+        await lab.until(lambda: "fleet burst may cost 2.10 a month" in lab.waits_for(second))
         await lab.until(lambda: lab.clock.now() > midnight - 10.0, step=6.0)
         assert len(lab.rentals.committed) == 1
         await lab.until(lambda: len(lab.rentals.committed) == 2, step=6.0)
