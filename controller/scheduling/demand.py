@@ -76,11 +76,13 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """`reasons`: what is done, or why nothing is, by the id of the waiting attempt. `answers`: what
     has become different for attempts that no node could hold. `awaiting`: ids of machines that are
-    there and that a gang needs with others that are not."""
+    there and that a gang needs with others that are not. `wanted`: ids of machines on order that
+    something waits for."""
 
     orders: tuple[Order, ...] = ()
     reasons: Mapping[str, MachineReason] = {}
     awaiting: frozenset[str] = frozenset()
+    wanted: frozenset[str] = frozenset()
     answers: tuple[MachineAnswered, ...] = ()
 
 
@@ -154,6 +156,7 @@ class _Look:
         """The first bin that may hold a need: bins only fill up during a look."""
         self._groups = 0
         self._awaiting: set[str] = set()
+        self._wanted: set[str] = set()
         self._joined: dict[str, list[Bin]] = {}
 
     def _coming(self, fleet: Fleet, machine: Machine) -> Bin | None:
@@ -196,6 +199,7 @@ class _Look:
             orders=tuple(self._orders),
             reasons=self._reasons,
             awaiting=frozenset(self._awaiting),
+            wanted=frozenset(self._wanted),
             answers=tuple(self._answers()),
         )
 
@@ -278,6 +282,7 @@ class _Look:
         known = self._first_that_holds(need)
         if known is not None:
             known.put(unit, member)
+            self._want(known)
             return None if known.is_back else self._buys(known)
         if not member.job.spec.rent.buys:
             return ReusesOnly()
@@ -296,6 +301,10 @@ class _Look:
         if refusal is not None:
             self._in_vain[key] = refusal
         return refusal
+
+    def _want(self, bin_: Bin) -> None:
+        if bin_.machine is not None and not bin_.is_back:
+            self._wanted.add(bin_.machine.id)
 
     def _buys(self, bin_: Bin, count: int = 1) -> BuysMachine:
         machine = bin_.machine
@@ -397,7 +406,7 @@ class _Look:
             if (why := self._shop.penalties.of(one)) is not None and why.until > self._now
         ]
         shared = [(one, why) for one, why in left_out if why.reach is not Reach.OFFER]
-        alone = [(one, why) for one, why in left_out if why.reach is Reach.OFFER][:MAX_TRIES]
+        alone = _each_once(left_out)[:MAX_TRIES]
         first = min(why.until for _, why in (*shared, *alone))
         where = tuple(dict.fromkeys(one.within(why.reach) for one, why in shared))
         setup = shared[0][1].message or "it does not say why" if shared else None
@@ -417,7 +426,8 @@ class _Look:
             detail = f"each order {', '.join(where)} would be refused: {setup}"
         return NoCapacity(
             fleet=fleet.name,
-            tried=tuple(one.words() for one, _ in alone),
+            tried=tuple(one.words() for one, why in alone if why.end not in market.FAILED),
+            failed=tuple(one.words() for one, why in alone if why.end in market.FAILED),
             next_at=first,
             detail=detail,
             unknown=unknown,
@@ -534,6 +544,8 @@ class _Look:
             one.room = left
         if plan.is_incomplete:
             self._awaiting |= {one.room.node.id for one in plan.used} & self._offers.keys()
+        for one in plan.used:
+            self._want(one)
         self._groups += 1
         group = self._groups if len(plan.new) > 1 else None
         self._bins += plan.new
@@ -604,6 +616,16 @@ def _offered(
         price=offer.price,
         why=why,
     )
+
+
+def _each_once(left_out: Iterable[tuple[Offer, Penalty]]) -> list[tuple[Offer, Penalty]]:
+    """Return the offers that were refused for themselves. Of those that share a quota, only the
+    first one was asked for."""
+    alone = ((one, why) for one, why in left_out if why.reach is Reach.OFFER)
+    first: dict[int, tuple[Offer, Penalty]] = {}
+    for offer, why in alone:
+        first.setdefault(id(why), (offer, why))
+    return list(first.values())
 
 
 def _why_besides_capacity(refused: Sequence[tuple[Offer, Penalty]]) -> str | None:

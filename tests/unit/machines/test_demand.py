@@ -87,6 +87,22 @@ def _silent(cluster: Cluster, **more: Any) -> Machine:
     return machine(status=MachineStatus.JOINED, joined_at=NOW - 60.0)
 
 
+def test_what_nothing_waits_for_any_more_is_told() -> None:
+    expected = [machine("m1"), machine("m2")]
+    found = look(waiting(1, cpu=4.0), shop(offer()), *expected)
+    assert found.orders == ()
+    assert found.wanted == {"m1"}
+    assert look(waiting(0), shop(offer()), *expected).wanted == frozenset()
+
+
+def test_a_gang_waits_for_each_of_its_machines_on_order() -> None:
+    cluster = waiting(0)
+    cluster.submit("gang", Group(name="main", nodes=2, gang_size=2), cpu=4.0)
+    found = look(cluster, shop(offer()), machine("m1"), machine("m2"), machine("m3"))
+    assert found.orders == ()
+    assert found.wanted == {"m1", "m2"}
+
+
 def test_a_restart_of_the_controller_buys_nothing_twice() -> None:
     cluster = waiting(1, cpu=1.0)
     assert look(cluster, shop(offer()), _silent(cluster)) == Demand()
@@ -538,6 +554,44 @@ def test_a_refusal_is_told_with_the_providers_words() -> None:
         "there is no such image (an admin's `fairlead provider check` tries what orders need); "
         f"the next try is at {shown(NOW + 600)}"
     }
+
+
+def test_a_machine_that_did_not_boot_was_not_refused() -> None:
+    full, silent = offer(), offer("silent", price=2.0)
+    market = shop(full, silent)
+    market.penalties.add(silent, MachineEnd.BOOT_FAILED, NOW, message="it was no node")
+    (sentence,) = sentences(look(waiting(1, fleet(instance_types=("silent",))), market))
+    assert sentence == (
+        "the last machine of silent in north-1 (on demand, 2.00 an hour) failed: it was no node "
+        "(an admin's `fairlead provider check --boot` tries one); the next try is at "
+        f"{shown(NOW + 600)}"
+    )
+    market.penalties.add(full, MachineEnd.NO_CAPACITY, NOW)
+    (sentence,) = sentences(look(waiting(1), market))
+    assert sentence.startswith(
+        "the provider of fleet burst has refused small in north-1 (on demand, 1.00 an hour), and "
+        "the last machine of silent in north-1 (on demand, 2.00 an hour) failed: silent in "
+    )
+
+
+def test_a_quota_is_reached_in_all_zones_of_its_region() -> None:
+    zones = [offer(zone=f"north-{number}") for number in range(3)]
+    spot, south = offer(spot=True, price=3.0), offer(region="south", zone="south-1", price=4.0)
+    market = shop(*zones, spot, south)
+    market.penalties.add(zones[0], MachineEnd.QUOTA_REACHED, NOW, message="8 vCPUs in north")
+    open_ = [one for one in market.offers["lab"] if market.penalties.until(one, NOW) is None]
+    assert open_ == [spot, south]
+    only = waiting(1, fleet(regions=("north",), spot=Spot.NEVER))
+    assert sentences(look(only, market)) == {
+        "the account of fleet burst at its provider has reached a quota: 8 vCPUs in north; the "
+        f"next try is at {shown(NOW + 600)}"
+    }
+    # It was asked for in one zone.
+    market.penalties.add(south, MachineEnd.NO_CAPACITY, NOW)
+    (sentence,) = sentences(look(waiting(1, fleet(spot=Spot.NEVER)), market))
+    assert sentence.count(" in north-") == 1
+    market.penalties.forget(zones[1])
+    assert market.penalties.until(zones[0], NOW) is None
 
 
 def test_a_quota_behind_offers_without_capacity_is_named() -> None:
