@@ -53,6 +53,7 @@ from controller.scheduling.machine_bins import Bin, Plan, empty_bin, plan_of, wh
 from controller.scheduling.queue import Kind, Member, Unit, in_order
 from fairlead.model.answers import OfferedPlace
 from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AttemptStatus
 
 Zone = tuple[str, str, str | None]
 """Provider, region and zone."""
@@ -190,6 +191,8 @@ class _Look:
                     self._serve(unit)
             for unit in self._turns.second_round(self._behind):
                 self._serve(unit, is_second=True)
+            for unit in (one for units in self._index.returning.values() for one in units):
+                self._await_back(unit)
             for fleet in self._fleets.values():
                 self._keep_least(fleet)
         else:
@@ -259,6 +262,24 @@ class _Look:
         if is_definite(reason):
             self._answer(unit, reason)
 
+    def _await_back(self, unit: Unit) -> None:
+        """Keep or order a machine for a job that comes back, so that it boots while the job still
+        stops. During a wait for its retry, nothing is ordered."""
+        (member,) = unit.members
+        need = member.need
+        if any(room_.node.id not in self._offers for room_ in self._with_room(need)):
+            return
+        fleets = [fleet for fleet in self._fleets.values() if _is_asked(unit, fleet)]
+        there = (one for fleet in fleets for one in self._joined_in(fleet) if one.holds(need))
+        if (joined := next(there, None)) is not None:
+            joined.put(unit, member)
+            self._awaiting.add(joined.room.node.id)
+        elif (known := self._first_that_holds(need)) is not None:
+            known.put(unit, member)
+            self._want(known)
+        elif member.attempt.status is AttemptStatus.TERMINATING and member.job.spec.rent.buys:
+            self._buy_for(unit, member, fleets)
+
     def _answer(self, unit: Unit, reason: MachineReason | None) -> None:
         """Note whether a machine may come for the unit's attempts."""
         is_refused = reason is not None and not isinstance(reason, BuysMachine)
@@ -286,6 +307,10 @@ class _Look:
             return None if known.is_back else self._buys(known)
         if not member.job.spec.rent.buys:
             return ReusesOnly()
+        return self._buy_for(unit, member, fleets)
+
+    def _buy_for(self, unit: Unit, member: Member, fleets: list[Fleet]) -> MachineReason | None:
+        need = member.need
         rather_on_demand = _lost_a_spot_machine(member)
         key = unit.run.user, need, rather_on_demand
         if key in self._in_vain:
@@ -324,8 +349,13 @@ class _Look:
 
     def _waits_for_pace(self, need: Need) -> bool:
         """Return whether a node has room, and the next turns place the job."""
-        rooms = (one for _, one, _ in self._trial.sorted(need.scope).bins(self._trial.rooms))
-        return any(not shortfalls(need.resources, replace(one, starts=0)) for one in rooms)
+        return any(True for _ in self._with_room(need))
+
+    def _with_room(self, need: Need) -> Iterator[Room]:
+        """Yield the nodes that have room for the need, whatever their pace."""
+        for _, one, _ in self._trial.sorted(need.scope).bins(self._trial.rooms):
+            if not shortfalls(need.resources, replace(one, starts=0)):
+                yield one
 
     def _first_that_holds(self, need: Need) -> Bin | None:
         for at in range(self._first.get(need, 0), len(self._bins)):
@@ -674,5 +704,5 @@ def _has_least(policy: MachinesPolicy, free: Room) -> bool:
 
 
 def _lost_a_spot_machine(member: Member) -> bool:
-    attempts = member.job.attempts
-    return len(attempts) > 1 and attempts[-2].reason is Reason.INTERRUPTED_BY_NO_CAPACITY
+    lasts = member.job.attempts[-2:]
+    return any(one.reason is Reason.INTERRUPTED_BY_NO_CAPACITY for one in lasts)
