@@ -14,25 +14,16 @@ from msgspec.structs import replace
 
 from controller.lifecycle.inventory import Fleet, MachinesPolicy
 from controller.lifecycle.machines import market
-from controller.lifecycle.machines.market import Market, Penalty, Purses
-from controller.lifecycle.machines.model import (
-    Machine,
-    MachineEnd,
-    MachineStatus,
-    Offer,
-    Reach,
-)
+from controller.lifecycle.machines.market import Market, Purses
+from controller.lifecycle.machines.model import Machine, MachineStatus, Offer
 from controller.lifecycle.model import Resources
 from controller.lifecycle.renting_reasons import (
     BuysMachine,
     GangsInTurn,
     MachineReason,
-    NoCapacity,
     NoOffer,
     ProviderAway,
-    QuotaOfProvider,
     ReusesOnly,
-    SetupRefused,
     is_definite,
 )
 from controller.lifecycle.reports import MachineAnswered
@@ -49,6 +40,7 @@ from controller.scheduling.gang_placement import (
 )
 from controller.scheduling.gang_turns import GangTurns
 from controller.scheduling.index import CapacityIndex, TrialCapacity, comes_back, is_usable
+from controller.scheduling.left_out import MAX_TRIES, LeftOut, why_left_out
 from controller.scheduling.machine_bins import Bin, Plan, empty_bin, plan_of, why_none
 from controller.scheduling.queue import Kind, Member, Unit, in_order
 from fairlead.model.answers import OfferedPlace
@@ -58,8 +50,6 @@ from fairlead.model.statuses import AttemptStatus
 Zone = tuple[str, str, str | None]
 """Provider, region and zone."""
 _Where = tuple[Zone, Domain]
-MAX_TRIES = 25
-"""The number of offers that one unit tries in one look at the queue."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -425,43 +415,10 @@ class _Look:
     def _unknown(self, policy: MachinesPolicy) -> str | None:
         return market.unknown_for(policy, self._shop.unknown.get(policy.provider, {}))
 
-    def _no_capacity(
-        self, fleet: Fleet, offers: Sequence[Offer]
-    ) -> NoCapacity | QuotaOfProvider | SetupRefused:
+    def _no_capacity(self, fleet: Fleet, offers: Sequence[Offer]) -> LeftOut:
         """Return why those of the offers that are left out may not be tried now."""
         unknown = self._unknown(_policy(fleet))
-        left_out = [
-            (one, why)
-            for one in offers
-            if (why := self._shop.penalties.of(one)) is not None and why.until > self._now
-        ]
-        shared = [(one, why) for one, why in left_out if why.reach is not Reach.OFFER]
-        alone = _each_once(left_out)[:MAX_TRIES]
-        first = min(why.until for _, why in (*shared, *alone))
-        where = tuple(dict.fromkeys(one.within(why.reach) for one, why in shared))
-        setup = shared[0][1].message or "it does not say why" if shared else None
-        if setup is not None and not alone:
-            return SetupRefused(
-                fleet=fleet.name, where=where, detail=setup, next_at=first, unknown=unknown
-            )
-        if setup is None and all(why.end is MachineEnd.QUOTA_REACHED for _, why in alone):
-            return QuotaOfProvider(
-                fleet=fleet.name,
-                detail=alone[0][1].message or "it does not say which",
-                next_at=first,
-                unknown=unknown,
-            )
-        detail = _why_besides_capacity(alone)
-        if setup is not None:
-            detail = f"each order {', '.join(where)} would be refused: {setup}"
-        return NoCapacity(
-            fleet=fleet.name,
-            tried=tuple(one.words() for one, why in alone if why.end not in market.FAILED),
-            failed=tuple(one.words() for one, why in alone if why.end in market.FAILED),
-            next_at=first,
-            detail=detail,
-            unknown=unknown,
-        )
+        return why_left_out(fleet.name, offers, self._shop.penalties, self._now, unknown)
 
     # -- a gang -----------------------------------------------------------------------------
 
@@ -646,25 +603,6 @@ def _offered(
         price=offer.price,
         why=why,
     )
-
-
-def _each_once(left_out: Iterable[tuple[Offer, Penalty]]) -> list[tuple[Offer, Penalty]]:
-    """Return the offers that were refused for themselves. Of those that share a quota, only the
-    first one was asked for."""
-    alone = ((one, why) for one, why in left_out if why.reach is Reach.OFFER)
-    first: dict[int, tuple[Offer, Penalty]] = {}
-    for offer, why in alone:
-        first.setdefault(id(why), (offer, why))
-    return list(first.values())
-
-
-def _why_besides_capacity(refused: Sequence[tuple[Offer, Penalty]]) -> str | None:
-    """Return why the first of these offers was refused that has another reason than capacity."""
-    for at, (offer, why) in enumerate(refused):
-        if why.end is not MachineEnd.NO_CAPACITY and why.message is not None:
-            # A quota behind three zones that are full is what an admin can change.
-            return why.message if at == 0 else f"{offer.words()}: {why.message}"
-    return None
 
 
 def _policy(fleet: Fleet) -> MachinesPolicy:
