@@ -7,6 +7,8 @@ its times are points in time (Unix seconds), and the tags stay when a class is r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from fairlead.model.costs import money
@@ -20,6 +22,11 @@ def _time_of_day(at: float) -> str:
     """Return the time (Unix seconds) as users read it; the day is always today's or yesterday's."""
     minutes, second = divmod(int(at % 86400), 60)
     return f"{minutes // 60:02}:{minutes % 60:02}:{second:02} UTC"
+
+
+def _some(offers: Sequence[str]) -> str:
+    """Return the first of these offers, as users read them."""
+    return ", ".join(offers[:3]) + (", …" if len(offers) > 3 else "")
 
 
 def _also(unknown: str | None) -> str:
@@ -61,21 +68,30 @@ class NoOffer(_Reason, frozen=True, kw_only=True, tag="no_offer"):
 
 
 class NoCapacity(_Reason, frozen=True, kw_only=True, tag="no_capacity"):
-    """The provider refused each offer that would do. `next_at`: the time of the next try.
-    `detail`: why the first one was refused that did not lack capacity. `unknown`: as above."""
+    """Each offer that would do is left out. `tried`: those that the provider refused; `failed`:
+    those whose machine did not become a node, or was lost soon after. `next_at`: the time of the
+    next try. `detail`: why the first one is left out that did not lack capacity. `unknown`: as
+    above."""
 
     fleet: str
     tried: tuple[str, ...]
+    failed: tuple[str, ...] = ()
     next_at: float
     detail: str | None = None
     unknown: str | None = None
 
     def sentence(self) -> str:
-        shown = ", ".join(self.tried[:3]) + (", …" if len(self.tried) > 3 else "")
+        parts = []
+        if self.tried:
+            parts.append(f"the provider of fleet {self.fleet} has refused {_some(self.tried)}")
+        if self.failed:
+            parts.append(f"the last machine of {_some(self.failed)} failed")
         check = "an admin's `fairlead provider check` tries what orders need"
+        if not self.tried:
+            check = "an admin's `fairlead provider check --boot` tries one"
         why = "" if self.detail is None else f": {self.detail} ({check})"
         return (
-            f"the provider of fleet {self.fleet} has refused {shown}{why}; the next try is at "
+            f"{', and '.join(parts)}{why}; the next try is at "
             f"{_time_of_day(self.next_at)}{_also(self.unknown)}"
         )
 
@@ -129,8 +145,8 @@ class OverBudget(_Reason, frozen=True, kw_only=True, tag="over_budget"):
 
     def sentence(self) -> str:
         return (
-            f"{self.owner} may cost {self.allowed:g} {self.limit}; its machines cost "
-            f"{money(self.spent)}, and what is needed would add {self.asked:g}"
+            f"{self.owner} may cost {money(self.allowed)} {self.limit}; its machines cost "
+            f"{money(self.spent)}, and what is needed would add {money(self.asked)}"
         )
 
 

@@ -116,7 +116,7 @@ class Rentals:
         self.reasons: Mapping[str, MachineReason] = {}
         """What is done for waiting attempts, or why nothing is, by id."""
         self.penalties = Penalties(self.machines.values(), settings.setups)
-        self.sizes = Sizes()
+        self.sizes = Sizes(self.machines.values(), settings.setups)
         self._index = index
         self._settings = settings
         self._could_hold = could_hold
@@ -126,6 +126,8 @@ class Rentals:
         self._awaiting: frozenset[str] | None = None
         """Machines that a gang needs with others that are not there yet; None: nobody has looked
         since this controller began."""
+        self._wanted: frozenset[str] | None = None
+        """Machines on order that something waits for; None: as above."""
         self._next_demand = 0.0
         self._looked_at = float("-inf")
         self._is_dirty = True
@@ -221,7 +223,7 @@ class Rentals:
             self._looked_at = now
             found = self._demand(now)
             self.reasons = found.reasons
-            self._awaiting = found.awaiting
+            self._awaiting, self._wanted = found.awaiting, found.wanted
             turn.answers = found.answers
             turn.order(found.orders)
         turn.events = self._orphans.offer(now)
@@ -237,9 +239,9 @@ class Rentals:
                 for name, offers in told.items()
             },
             had_less={
-                offer.key: seen.name
+                offer.key: name
                 for offer in every
-                if (seen := self.sizes.smaller(offer, now)) is not None
+                if (name := self.sizes.smaller(offer, now)) is not None
             },
             unknown={name: one.unknown for name, one in self._supplies.items()},
             away=self._away,
@@ -342,7 +344,15 @@ class Rentals:
             may_release=standing.staying > standing.policy.min,
             is_broke=standing.is_broke(machine),
             is_awaited=self._awaiting is None or machine.id in self._awaiting,
+            is_wanted=self._is_wanted(machine),
         )
+
+    def _is_wanted(self, machine: Machine) -> bool | None:
+        """Return whether something waits for the machine on order; None: nobody has looked."""
+        if self._wanted is None:
+            return None
+        # The look that ordered it did not know it.
+        return machine.id in self._wanted or machine.ordered_at >= self._looked_at
 
 
 def _price(offers: Counter[Offer]) -> float:
@@ -435,8 +445,7 @@ class _Turn:
         penalties = self._rentals.penalties
         if after.status is MachineStatus.JOINED and before.status is not MachineStatus.JOINED:
             penalties.forget(after.offer)
-            if (node := self._nodes.get(after.id)) is not None:
-                self._rentals.sizes.joined(after, node.capacity, self._now)
+            self._rentals.sizes.joined(after)
         if after.end is not before.end:
             asked = (one.after for one in reports if isinstance(one, life.OrderRefused))
             penalties.add_failed(after, self._now, after=next(asked, None))

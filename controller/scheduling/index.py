@@ -24,7 +24,7 @@ from controller.scheduling.fitting.constraints import (
     unmet,
 )
 from controller.scheduling.fitting.fit import OCCUPYING, Room, less, room
-from controller.scheduling.queue import Kind, Unit, is_starting, waiting_units
+from controller.scheduling.queue import Kind, Unit, is_starting, returning_units, waiting_units
 from fairlead.model.spec import Band
 from fairlead.model.statuses import AllocationState
 from fairlead.wire.amounts import amounts_of
@@ -91,6 +91,8 @@ class CapacityIndex:
         """The usable nodes by domain; a node whose placement value is unknown is in none."""
         self.units: dict[str, tuple[Unit, ...]] = {}
         """The waiting units by run."""
+        self.returning: dict[str, tuple[Unit, ...]] = {}
+        """The units by run that will wait once their attempts have stopped."""
         self.nominations: dict[str, Allocation] = {}
         """All nominated allocations by their id."""
         self.nomination_on: dict[str, str] = {}
@@ -128,6 +130,9 @@ class CapacityIndex:
             self.units[run_id] = units
         else:
             self.units.pop(run_id, None)
+        self.returning.pop(run_id, None)
+        if state is not None and (back := returning_units(state, self.needs)):
+            self.returning[run_id] = back
         self._put(run_id, state)
 
     @contextmanager

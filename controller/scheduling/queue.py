@@ -10,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from controller.lifecycle.attempts import startup
+from controller.lifecycle.attempts import retry, startup
 from controller.lifecycle.gangs import freed
 from controller.lifecycle.membership import members, ranks
 from controller.lifecycle.membership.members import is_member, of_several
@@ -26,7 +26,7 @@ from controller.lifecycle.model import (
 )
 from controller.scheduling.fair_share import UseMeter
 from controller.scheduling.fitting.capacity import Need, Needs
-from fairlead.model.reasons import ROWS, Budget, ReasonClass
+from fairlead.model.reasons import ROWS, Budget, Reason, ReasonClass
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AllocationState, AttemptStatus, RunStatus
 
 _MAX_PASSED_OVER = 8
@@ -45,7 +45,7 @@ class Kind(IntEnum):
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A SUBMITTED attempt that waits for an allocation."""
+    """A SUBMITTED attempt that waits for an allocation, or one whose successor will."""
 
     job: Job
     attempt: Attempt
@@ -120,6 +120,24 @@ def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
         later = tuple(one for one in submitted if one.attempt.id not in waiting)
         return (replace(together, later=later),)
     return tuple(_unit(state, Kind.SOLO, (member,)) for member in every)
+
+
+def returning_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
+    """Return the jobs that lost a spot machine and come back, as if they waited already: a machine
+    is ordered while they still stop. Jobs that are placed together come back with others: a gang
+    has 10 s to stop (docs/rules.md 2.9)."""
+    lost = [job for job in state.jobs if job.attempts and _has_lost_a_machine(job.attempts[-1])]
+    run = state.run
+    together = ranks.is_gang_run(run) or members.queues_as_a_whole(run) or run.policy.same_placement
+    if not lost or together or not is_placeable(run):
+        return ()
+    every = (job for job in lost if retry.verdict(run, job) is retry.Verdict.RETRY)
+    return tuple(_unit(state, Kind.SOLO, (member_of(state, job, needs),)) for job in every)
+
+
+def _has_lost_a_machine(attempt: Attempt) -> bool:
+    is_lost = attempt.reason is Reason.INTERRUPTED_BY_NO_CAPACITY
+    return is_lost and attempt.carrier is None
 
 
 def member_of(state: RunState, job: Job, needs: Needs) -> Member:

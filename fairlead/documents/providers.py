@@ -41,7 +41,8 @@ class CatalogSource(StrEnum):
 
 class ProviderOfferView(View, frozen=True):
     """A type of machine that a provider rents in one zone. `price` is per hour; `memory` and `disk`
-    are bytes that jobs can have. `gpu`: as a job's file names it; null: none."""
+    are bytes that jobs can have. `gpu`: as a job's file names it; null: none. `reservation`: the
+    capacity that the account has reserved, which is for the runs that name it."""
 
     instance_type: str
     region: str
@@ -52,6 +53,7 @@ class ProviderOfferView(View, frozen=True):
     memory: int
     disk: int
     gpu: str | None
+    reservation: str | None = None
 
 
 class ProviderOffersView(View, frozen=True):

@@ -64,7 +64,8 @@ class SshDaemon:
     type there is one in `host_keys` and `fingerprints`.
 
     `netns` names a network namespace to live in, which has `address`. `begins_in`: seconds that it
-    takes to begin, also after a reload, as on a slow machine."""
+    takes to begin, also after a reload, as on a slow machine. `port` None: a free one. `user`:
+    the tunnel user's name. `within` is a command that runs sshd, such as `unshare`."""
 
     def __init__(
         self,
@@ -73,11 +74,14 @@ class SshDaemon:
         netns: str | None = None,
         *,
         begins_in: float = 0.0,
+        port: int | None = None,
+        user: str = TUNNEL_USER,
+        within: Sequence[str] = (),
     ) -> None:
         self._folder = folder
         self._address = address
-        self.port = free_port()
-        self.user = TUNNEL_USER
+        self.port = free_port() if port is None else port
+        self.user = user
         self._authorized = folder / "authorized_keys"
         self.jump_keys = folder / "jump_keys"
         self.gateway_keys = folder / "gateway_keys"
@@ -108,7 +112,7 @@ class SshDaemon:
         program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin") or "/usr/sbin/sshd"
         if begins_in:
             program = str(_slow(program, begins_in, folder / "slow-sshd"))
-        argv = [*inside(netns), program, "-D", "-e", "-f", config]
+        argv = [*inside(netns), *within, program, "-D", "-e", "-f", config]
         self._daemon = Daemon(argv, folder / "sshd.log", outlasts_tests=True)
 
     def _host_key(self, kind: str) -> Path:
@@ -124,7 +128,7 @@ class SshDaemon:
         """With a user and files of the tests' own: the machine may be a node as well."""
         text = (CHECKOUT / "cloud-init/sshd_fairlead.conf").read_text()
         for of_nodes, of_tests in (
-            (_TUNNEL_MATCH, f"Match User {TUNNEL_USER}\n"),
+            (_TUNNEL_MATCH, f"Match User {self.user}\n"),
             (_TUNNEL_KEYS, str(self._authorized)),
             (_JUMP_KEYS, str(self.jump_keys)),
             (_GATEWAY_KEYS, str(self.gateway_keys)),

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from controller.lifecycle.inventory import MachinesPolicy, Node
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Reach
+from controller.lifecycle.machines.sizes import size_of
 from fairlead.model.statuses import NodeStatus
 
 _DEFAULT_BOOT_LIMIT = 1200.0
@@ -124,6 +125,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     may_release: bool = True
     is_broke: bool = False
     is_awaited: bool = False
+    is_wanted: bool | None = None
+    """Whether something waits for it, while it is on order; None: that is not known yet."""
 
 
 def moved(
@@ -270,12 +273,24 @@ def _provisioning(machine: Machine, around: Surroundings, now: float) -> Machine
     node = around.node
     if node is None:
         return ending(machine, MachineEnd.ASKED, "its node was removed", now)
+    if around.is_wanted is not None and around.is_wanted is (machine.idle_since is not None):
+        machine = replace(machine, idle_since=None if around.is_wanted else now)
     # One whose clock or engine is not ready yet is still on its way: nothing else is bought for it.
     if node.status is NodeStatus.CONNECTED and node.unfit is None:
-        joined = replace(machine, status=MachineStatus.JOINED, joined_at=now, trouble=None)
+        joined = replace(
+            machine,
+            status=MachineStatus.JOINED,
+            size=size_of(node.capacity),
+            joined_at=now,
+            trouble=None,
+        )
         return _joined(joined, around, now)
     if around.policy is None:
         return ending(machine, MachineEnd.FLEET_REMOVED, "its fleet rents no more", now)
+    # A retry of the job, or a next run, may come: it is kept as long as an idle machine is.
+    due = release_at(machine, around)
+    if due is not None and now >= due and not around.is_used:
+        return ending(machine, MachineEnd.IDLE, "nothing waits for it any more", now)
     if now >= boots_until(machine, around.policy):
         seconds = now - machine.ordered_at
         message = f"it was no node {seconds:.0f} s after its order"
@@ -332,8 +347,12 @@ def release_at(machine: Machine, around: Surroundings) -> float | None:
 def wakes_at(machine: Machine, around: Surroundings) -> float | None:
     """Return when time alone next moves the record."""
     match machine.status:
+        case MachineStatus.PROVISIONING if around.is_wanted is False and machine.idle_since is None:
+            return machine.ordered_at
         case MachineStatus.PROVISIONING:
-            return boots_until(machine, around.policy)
+            due = release_at(machine, around)
+            until = boots_until(machine, around.policy)
+            return until if due is None else min(due, until)
         case MachineStatus.JOINED if not machine.closing:
             return release_at(machine, around)
     return None

@@ -10,6 +10,7 @@ import msgspec
 from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy, Spending, Spot
 from controller.lifecycle.machines.model import Machine, MachineEnd, Offer, Reach, cost_between
 from controller.lifecycle.renting_reasons import FleetAtMost, OverBudget
+from fairlead.model.costs import money
 
 _FIRST_PENALTY = {
     # Karpenter leaves an offering out for 3 minutes after it had no capacity.
@@ -20,6 +21,8 @@ _FIRST_PENALTY = {
     # Once may be bad luck, and the fleet may have no other offer.
     MachineEnd.LOST: 180.0,
 }
+FAILED = frozenset({MachineEnd.BOOT_FAILED, MachineEnd.LOST})
+"""Of these, the provider had made a machine."""
 _MAX_PENALTY = 3600.0
 _TOLERANCE = 1e-9
 """Of a budget: three machines for 0.1 cost 0.30000000000000004."""
@@ -48,11 +51,13 @@ class Penalties:
     ) -> None:
         """`machines`: the records so far. `setups`: a digest of what the controller's file says of
         each provider."""
-        self._known: dict[tuple[Reach, str, str], Penalty] = {}
+        self._known: dict[_Key, Penalty] = {}
         for at, came, machine in sorted(_outcomes(machines), key=lambda one: one[:2]):
             if came:
                 self.forget(machine.offer)
-            elif not _is_of_another_setup(machine, setups or {}):
+            elif machine.end is not MachineEnd.REFUSED or not machine.is_of_another_setup(
+                setups or {}
+            ):
                 self.add_failed(machine, at)
 
     def add_failed(self, machine: Machine, now: float, after: float | None = None) -> None:
@@ -90,7 +95,7 @@ class Penalties:
         `after`: the least time that the provider asks for. `ordered_at`: when what failed was
         ordered; None: now.
         """
-        key = _key(offer, reach)
+        key = _quota_key(offer) if end is MachineEnd.QUOTA_REACHED else _key(offer, reach)
         before = self._known.get(key)
         # Machines of one order are refused together: that is one refusal, not eight.
         if before is not None and before.until > now:
@@ -112,7 +117,7 @@ class Penalties:
 
     def forget(self, offer: Offer) -> None:
         """Forget refusals that hold for the offer: a machine of it came."""
-        for key in [_key(offer, reach) for reach in Reach]:
+        for key in _keys(offer):
             if key in self._known and not self._known[key].short_lived:
                 del self._known[key]
 
@@ -131,7 +136,7 @@ class Penalties:
 
     def of(self, offer: Offer) -> Penalty | None:
         """Return the refusal that keeps the offer out for longest."""
-        known = [one for reach in Reach if (one := self._known.get(_key(offer, reach))) is not None]
+        known = [one for key in _keys(offer) if (one := self._known.get(key)) is not None]
         return max(known, key=lambda one: one.until, default=None)
 
     def is_shared(self, offer: Offer, now: float) -> bool:
@@ -144,7 +149,21 @@ class Penalties:
         return min((one.until for one in self._known.values() if one.until > now), default=None)
 
 
-def _key(offer: Offer, reach: Reach) -> tuple[Reach, str, str]:
+_Key = tuple[str, str, str]
+
+
+def _keys(offer: Offer) -> list[_Key]:
+    """Return what each refusal that holds for the offer would be remembered by."""
+    return [*(_key(offer, reach) for reach in Reach), _quota_key(offer)]
+
+
+def _quota_key(offer: Offer) -> _Key:
+    """Return what a quota is remembered by: clouds have one for each region and kind of machine,
+    so the other zones of the region would be refused, too."""
+    return "quota", offer.provider, msgspec.structs.replace(offer, zone=None).key
+
+
+def _key(offer: Offer, reach: Reach) -> _Key:
     """Return what a refusal of this reach is remembered by; its second part is the provider."""
     match reach:
         case Reach.OFFER:
@@ -156,13 +175,6 @@ def _key(offer: Offer, reach: Reach) -> tuple[Reach, str, str]:
         case Reach.PROVIDER:
             where = ""
     return reach, offer.provider, where
-
-
-def _is_of_another_setup(machine: Machine, setups: Mapping[str, str]) -> bool:
-    """Return whether the request was refused for what the controller's file says no longer."""
-    if machine.end is not MachineEnd.REFUSED or machine.setup is None:
-        return False
-    return setups.get(machine.offer.provider, machine.setup) != machine.setup
 
 
 def failure_of(machine: Machine) -> MachineEnd | None:
@@ -262,7 +274,7 @@ def why_none_allowed(policy: MachinesPolicy, offers: Sequence[Offer]) -> str:
 def _there(field: str, offers: Iterable[Offer]) -> str:
     """Return what the offers have in place of what the field wants, as the end of a sentence."""
     if field == "max_price":
-        return f", whose cheapest costs {min(one.price for one in offers):g} an hour"
+        return f", whose cheapest costs {money(min(one.price for one in offers))} an hour"
     if (value := _VALUES.get(field)) is None:
         return ""
     known = sorted({found for one in offers if (found := value(one)) is not None})

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
 
 from controller.lifecycle.inventory import Fleet, Node, NodeAddress, NodeCapacity, NodeGpu
+from fairlead.model.costs import money
 from fairlead.model.statuses import NodeStatus
 from fairlead.wire.gpu_names import GpuVendor
 
@@ -92,7 +94,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         """Return the offer as users read it."""
         where = self.zone or self.region
         kind = "spot" if self.spot else "on demand"
-        return f"{self.instance_type} in {where} ({kind}, {self.price:g} an hour)"
+        return f"{self.instance_type} in {where} ({kind}, {money(self.price)} an hour)"
 
 
 class MachineStatus(StrEnum):
@@ -118,6 +120,15 @@ class MachineEnd(StrEnum):
     LOST = "lost"
     FLEET_REMOVED = "fleet_removed"
     ASKED = "asked"
+
+
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine had when it became a node. `gpus`: how many, broken ones included."""
+
+    cpu: float
+    memory: int
+    disk: int
+    gpus: int
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +173,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """The `idle_duration` of the run that it was bought for, in seconds; None: it has none."""
     closing: bool = False
     """It was found idle and is closed to placement; its shim has not confirmed yet."""
+    size: Size | None = None
+    """None: it was no node yet, or a controller of an earlier version saw it become one."""
     ordered_at: float
     joined_at: float | None = None
     idle_since: float | None = None
@@ -172,6 +185,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     def is_live(self) -> bool:
         """Return whether it may cost money."""
         return self.status is not MachineStatus.TERMINATED
+
+    def is_of_another_setup(self, setups: Mapping[str, str]) -> bool:
+        """Return whether the controller's file said something else of its provider when it was
+        ordered. `setups`: a digest of what it says of each provider."""
+        return self.setup is not None and setups.get(self.offer.provider, self.setup) != self.setup
 
 
 def token_of(installation: str, machine_id: str, offer: Offer) -> str:

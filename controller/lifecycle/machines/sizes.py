@@ -7,69 +7,80 @@ budget.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from msgspec.structs import replace
 
 from controller.lifecycle.inventory import NodeCapacity
-from controller.lifecycle.machines.model import GpuOffer, Machine, Offer
+from controller.lifecycle.machines.model import GpuOffer, Machine, Offer, Size
 
 KNOWN_SECONDS = 3600.0
 """After this time the promise counts again, as after the longest penalty: an image may be mended,
 or one machine had a fault."""
 
 
-class Seen:
-    """The latest machine of an offer that became a node. `at`: Unix time."""
-
-    def __init__(self, machine: Machine, capacity: NodeCapacity, at: float) -> None:
-        self.name = machine.name
-        self.until = at + KNOWN_SECONDS
-        self._capacity = capacity
-
-    def at_most(self, offer: Offer) -> Offer:
-        """Return the offer with no more than the machine had; the same object if it had that."""
-        has = self._capacity
-        changed = replace(
-            offer,
-            cpu=min(offer.cpu, has.cpu),
-            memory=min(offer.memory, has.memory),
-            disk=min(offer.disk, has.disk),
-            gpus=self._gpus(offer),
-        )
-        return offer if changed == offer else changed
-
-    def _gpus(self, offer: Offer) -> tuple[GpuOffer, ...]:
-        # One that is broken is there: another machine of the offer has it.
-        left = len({one.board for one in self._capacity.gpus})
-        found = []
-        for one in offer.gpus:
-            count = min(one.count, left)
-            left -= count
-            found.append(replace(one, count=count))
-        return tuple(one for one in found if one.count)
+def size_of(capacity: NodeCapacity) -> Size:
+    """Return what a node has. A GPU that is broken is there: another machine of the offer has
+    it."""
+    return Size(
+        cpu=capacity.cpu,
+        memory=capacity.memory,
+        disk=capacity.disk,
+        gpus=len({one.board for one in capacity.gpus}),
+    )
 
 
 class Sizes:
-    """What the latest machine of each offer had. It is not stored: after a restart of the
-    controller the promises count again."""
+    """What the latest machine of each offer had. It is not stored, and follows from the records of
+    machines: a controller that is restarted does not buy the useless ones again."""
 
-    def __init__(self) -> None:
-        self._seen: dict[str, Seen] = {}
+    def __init__(
+        self, machines: Iterable[Machine] = (), setups: Mapping[str, str] | None = None
+    ) -> None:
+        """`machines`: the records so far. `setups`: a digest of what the controller's file says of
+        each provider."""
+        self._seen: dict[str, Machine] = {}
+        for one in sorted(machines, key=lambda one: one.joined_at or 0.0):
+            if not one.is_of_another_setup(setups or {}):
+                self.joined(one)
 
-    def joined(self, machine: Machine, capacity: NodeCapacity, now: float) -> None:
+    def joined(self, machine: Machine) -> None:
         """Note what a machine has that became a node."""
-        self._seen[machine.offer.key] = Seen(machine, capacity, now)
+        if machine.joined_at is not None and machine.size is not None:
+            self._seen[machine.offer.key] = machine
 
     def of(self, offer: Offer, now: float) -> Offer:
-        """Return the offer with what a machine of it really has."""
+        """Return the offer with what a machine of it really has; the same object if it has that."""
         seen = self._seen.get(offer.key)
-        return offer if seen is None or seen.until <= now else seen.at_most(offer)
+        if seen is None or seen.size is None or seen.joined_at is None:
+            return offer
+        return offer if seen.joined_at + KNOWN_SECONDS <= now else _at_most(offer, seen.size)
 
-    def smaller(self, offer: Offer, now: float) -> Seen | None:
-        """Return the machine that had less than this offer of the provider promises; None: none."""
-        return None if self.of(offer, now) is offer else self._seen[offer.key]
+    def smaller(self, offer: Offer, now: float) -> str | None:
+        """Return the name of the machine that had less than this offer of the provider promises;
+        None: none."""
+        return None if self.of(offer, now) is offer else self._seen[offer.key].name
 
     def forget(self, provider: str) -> None:
         """Count with the promises of the provider again."""
-        self._seen = {
-            key: one for key, one in self._seen.items() if not key.startswith(f"{provider}/")
-        }
+        self._seen = {key: one for key, one in self._seen.items() if one.offer.provider != provider}
+
+
+def _at_most(offer: Offer, size: Size) -> Offer:
+    changed = replace(
+        offer,
+        cpu=min(offer.cpu, size.cpu),
+        memory=min(offer.memory, size.memory),
+        disk=min(offer.disk, size.disk),
+        gpus=_gpus_at_most(offer, size.gpus),
+    )
+    return offer if changed == offer else changed
+
+
+def _gpus_at_most(offer: Offer, count: int) -> tuple[GpuOffer, ...]:
+    left, found = count, []
+    for one in offer.gpus:
+        some = min(one.count, left)
+        left -= some
+        found.append(replace(one, count=some))
+    return tuple(one for one in found if one.count)

@@ -15,11 +15,7 @@ from msgspec.structs import replace
 from controller.lifecycle.inventory import Fleet
 from controller.lifecycle.machines import market
 from controller.lifecycle.machines.market import Market, Purses
-from controller.lifecycle.machines.model import (
-    Machine,
-    MachineStatus,
-    Offer,
-)
+from controller.lifecycle.machines.model import Machine, MachineStatus, Offer
 from controller.lifecycle.renting_reasons import (
     BuysMachine,
     GangsInTurn,
@@ -34,7 +30,7 @@ from controller.scheduling.fitting.constraints import (
     Domain,
     domain_of,
 )
-from controller.scheduling.fitting.fit import room, shortfalls
+from controller.scheduling.fitting.fit import Room, room, shortfalls
 from controller.scheduling.gang_placement import (
     domains_for,
     has_room,
@@ -42,14 +38,11 @@ from controller.scheduling.gang_placement import (
 )
 from controller.scheduling.index import CapacityIndex, TrialCapacity, comes_back, is_usable
 from controller.scheduling.queue import Kind, Member, Unit, in_order
-from controller.scheduling.renting.fleet_offers import (
-    MAX_TRIES,
-    FleetOffers,
-    lost_a_spot_machine,
-    policy_of,
-)
+from controller.scheduling.renting.fleet_offers import FleetOffers, lost_a_spot_machine, policy_of
 from controller.scheduling.renting.gang_turns import GangTurns
+from controller.scheduling.renting.left_out import MAX_TRIES
 from controller.scheduling.renting.machine_bins import Bin, Plan, empty_bin, plan_of
+from fairlead.model.statuses import AttemptStatus
 
 Zone = tuple[str, str, str | None]
 """Provider, region and zone."""
@@ -71,11 +64,13 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """`reasons`: what is done, or why nothing is, by the id of the waiting attempt. `answers`: what
     has become different for attempts that no node could hold. `awaiting`: ids of machines that are
-    there and that a gang needs with others that are not."""
+    there and that a gang needs with others that are not. `wanted`: ids of machines on order that
+    something waits for."""
 
     orders: tuple[Order, ...] = ()
     reasons: Mapping[str, MachineReason] = {}
     awaiting: frozenset[str] = frozenset()
+    wanted: frozenset[str] = frozenset()
     answers: tuple[MachineAnswered, ...] = ()
 
 
@@ -134,6 +129,7 @@ class _Look:
         """The first bin that may hold a need: bins only fill up during a look."""
         self._groups = 0
         self._awaiting: set[str] = set()
+        self._wanted: set[str] = set()
         self._joined: dict[str, list[Bin]] = {}
 
     def _coming(self, fleet: Fleet, machine: Machine) -> Bin | None:
@@ -167,6 +163,8 @@ class _Look:
                     self._serve(unit)
             for unit in self._turns.second_round(self._behind):
                 self._serve(unit, is_second=True)
+            for unit in (one for units in self._index.returning.values() for one in units):
+                self._await_back(unit)
             for fleet in self._fleets.values():
                 self._keep_least(fleet)
         else:
@@ -176,6 +174,7 @@ class _Look:
             orders=tuple(self._orders),
             reasons=self._reasons,
             awaiting=frozenset(self._awaiting),
+            wanted=frozenset(self._wanted),
             answers=tuple(self._answers()),
         )
 
@@ -208,6 +207,24 @@ class _Look:
         if is_definite(reason):
             self._answer(unit, reason)
 
+    def _await_back(self, unit: Unit) -> None:
+        """Keep or order a machine for a job that comes back, so that it boots while the job still
+        stops. During a wait for its retry, nothing is ordered."""
+        (member,) = unit.members
+        need = member.need
+        if any(room_.node.id not in self._offers for room_ in self._with_room(need)):
+            return
+        fleets = [fleet for fleet in self._fleets.values() if _is_asked(unit, fleet)]
+        there = (one for fleet in fleets for one in self._joined_in(fleet) if one.holds(need))
+        if (joined := next(there, None)) is not None:
+            joined.put(unit, member)
+            self._awaiting.add(joined.room.node.id)
+        elif (known := self._first_that_holds(need)) is not None:
+            known.put(unit, member)
+            self._want(known)
+        elif member.attempt.status is AttemptStatus.TERMINATING and member.job.spec.rent.buys:
+            self._buy_for(unit, member, fleets)
+
     def _answer(self, unit: Unit, reason: MachineReason | None) -> None:
         """Note whether a machine may come for the unit's attempts."""
         is_refused = reason is not None and not isinstance(reason, BuysMachine)
@@ -231,9 +248,14 @@ class _Look:
         known = self._first_that_holds(need)
         if known is not None:
             known.put(unit, member)
+            self._want(known)
             return None if known.is_back else self._buys(known)
         if not member.job.spec.rent.buys:
             return ReusesOnly()
+        return self._buy_for(unit, member, fleets)
+
+    def _buy_for(self, unit: Unit, member: Member, fleets: list[Fleet]) -> MachineReason | None:
+        need = member.need
         rather_on_demand = lost_a_spot_machine(member)
         key = unit.run.user, need, rather_on_demand
         if key in self._in_vain:
@@ -249,6 +271,10 @@ class _Look:
         if refusal is not None:
             self._in_vain[key] = refusal
         return refusal
+
+    def _want(self, bin_: Bin) -> None:
+        if bin_.machine is not None and not bin_.is_back:
+            self._wanted.add(bin_.machine.id)
 
     def _buys(self, bin_: Bin, count: int = 1) -> BuysMachine:
         machine = bin_.machine
@@ -268,8 +294,13 @@ class _Look:
 
     def _waits_for_pace(self, need: Need) -> bool:
         """Return whether a node has room, and the next turns place the job."""
-        rooms = (one for _, one, _ in self._trial.sorted(need.scope).bins(self._trial.rooms))
-        return any(not shortfalls(need.resources, replace(one, starts=0)) for one in rooms)
+        return any(True for _ in self._with_room(need))
+
+    def _with_room(self, need: Need) -> Iterator[Room]:
+        """Yield the nodes that have room for the need, whatever their pace."""
+        for _, one, _ in self._trial.sorted(need.scope).bins(self._trial.rooms):
+            if not shortfalls(need.resources, replace(one, starts=0)):
+                yield one
 
     def _first_that_holds(self, need: Need) -> Bin | None:
         for at in range(self._first.get(need, 0), len(self._bins)):
@@ -411,6 +442,8 @@ class _Look:
             one.room = left
         if plan.is_incomplete:
             self._awaiting |= {one.room.node.id for one in plan.used} & self._offers.keys()
+        for one in plan.used:
+            self._want(one)
         self._groups += 1
         group = self._groups if len(plan.new) > 1 else None
         self._bins += plan.new

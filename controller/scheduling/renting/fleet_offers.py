@@ -6,25 +6,16 @@ from collections.abc import Iterable, Sequence
 
 from controller.lifecycle.inventory import Fleet, MachinesPolicy
 from controller.lifecycle.machines import market
-from controller.lifecycle.machines.market import Market, Penalty
-from controller.lifecycle.machines.model import MachineEnd, Offer, Reach
+from controller.lifecycle.machines.market import Market
+from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.model import Resources
-from controller.lifecycle.renting_reasons import (
-    MachineReason,
-    NoCapacity,
-    NoOffer,
-    ProviderAway,
-    QuotaOfProvider,
-    SetupRefused,
-)
+from controller.lifecycle.renting_reasons import MachineReason, NoOffer, ProviderAway
 from controller.scheduling.fitting.capacity import Need
 from controller.scheduling.fitting.fit import Room, shortfalls
 from controller.scheduling.queue import Member
+from controller.scheduling.renting.left_out import LeftOut, why_left_out
 from controller.scheduling.renting.machine_bins import Bin, empty_bin, why_none
 from fairlead.model.reasons import Reason
-
-MAX_TRIES = 25
-"""The number of offers that one unit tries in one look at the queue."""
 
 
 class FleetOffers:
@@ -82,42 +73,10 @@ class FleetOffers:
                 return f" (machine {name} had less than the offer {one.offer.instance_type} says)"
         return ""
 
-    def none_now(
-        self, fleet: Fleet, offers: Sequence[Offer]
-    ) -> NoCapacity | QuotaOfProvider | SetupRefused:
+    def none_now(self, fleet: Fleet, offers: Sequence[Offer]) -> LeftOut:
         """Return why those of the offers that are left out may not be tried now."""
         unknown = self.unknown(fleet)
-        left_out = [
-            (one, why)
-            for one in offers
-            if (why := self._shop.penalties.of(one)) is not None and why.until > self._now
-        ]
-        shared = [(one, why) for one, why in left_out if why.reach is not Reach.OFFER]
-        alone = [(one, why) for one, why in left_out if why.reach is Reach.OFFER][:MAX_TRIES]
-        first = min(why.until for _, why in (*shared, *alone))
-        where = tuple(dict.fromkeys(one.within(why.reach) for one, why in shared))
-        setup = shared[0][1].message or "it does not say why" if shared else None
-        if setup is not None and not alone:
-            return SetupRefused(
-                fleet=fleet.name, where=where, detail=setup, next_at=first, unknown=unknown
-            )
-        if setup is None and all(why.end is MachineEnd.QUOTA_REACHED for _, why in alone):
-            return QuotaOfProvider(
-                fleet=fleet.name,
-                detail=alone[0][1].message or "it does not say which",
-                next_at=first,
-                unknown=unknown,
-            )
-        detail = _why_besides_capacity(alone)
-        if setup is not None:
-            detail = f"each order {', '.join(where)} would be refused: {setup}"
-        return NoCapacity(
-            fleet=fleet.name,
-            tried=tuple(one.words() for one, _ in alone),
-            next_at=first,
-            detail=detail,
-            unknown=unknown,
-        )
+        return why_left_out(fleet.name, offers, self._shop.penalties, self._now, unknown)
 
 
 def policy_of(fleet: Fleet) -> MachinesPolicy:
@@ -126,17 +85,8 @@ def policy_of(fleet: Fleet) -> MachinesPolicy:
 
 
 def lost_a_spot_machine(member: Member) -> bool:
-    attempts = member.job.attempts
-    return len(attempts) > 1 and attempts[-2].reason is Reason.INTERRUPTED_BY_NO_CAPACITY
-
-
-def _why_besides_capacity(refused: Sequence[tuple[Offer, Penalty]]) -> str | None:
-    """Return why the first of these offers was refused that has another reason than capacity."""
-    for at, (offer, why) in enumerate(refused):
-        if why.end is not MachineEnd.NO_CAPACITY and why.message is not None:
-            # A quota behind three zones that are full is what an admin can change.
-            return why.message if at == 0 else f"{offer.words()}: {why.message}"
-    return None
+    lasts = member.job.attempts[-2:]
+    return any(one.reason is Reason.INTERRUPTED_BY_NO_CAPACITY for one in lasts)
 
 
 def _is_for(need: Need | None, offer: Offer) -> bool:

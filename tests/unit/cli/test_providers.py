@@ -107,7 +107,9 @@ def offered(source: str, read_at: str | None, *notes: str) -> dict[str, Any]:
         "gpu": "NVIDIA L4:1",
     }
     spot = plain | {"spot": True, "price": 0.28}
-    return {"source": source, "read_at": read_at, "notes": notes, "offers": [plain, spot]}
+    reserved = plain | {"price": 0.00001234, "reservation": "res-1"}
+    offers = [plain, spot, reserved]
+    return {"source": source, "read_at": read_at, "notes": notes, "offers": offers}
 
 
 def test_offers_are_listed_with_the_age_of_their_prices(
@@ -119,9 +121,13 @@ def test_offers_are_listed_with_the_age_of_their_prices(
     assert providers.offers_list("gcp-us") == 0
     *table, source, note = capfd.readouterr().out.splitlines()
     assert [one.split() for one in table] == [
-        ["TYPE", "WHERE", "SPOT", "PRICE/H", "CPU", "MEMORY", "GPU"],
+        ["TYPE", "WHERE", "KIND", "PRICE/H", "CPU", "MEMORY", "GPU"],
         ["g2-standard-4", "us-central1-a", "-", "0.7068", "4", "16.0GB", "NVIDIA", "L4:1"],
-        ["g2-standard-4", "us-central1-a", "spot", "0.2800", "4", "16.0GB", "NVIDIA", "L4:1"],
+        ["g2-standard-4", "us-central1-a", "spot", "0.28", "4", "16.0GB", "NVIDIA", "L4:1"],
+        [
+            *["g2-standard-4", "us-central1-a", "reserved", "as", "res-1"],
+            *["0.000012", "4", "16.0GB", "NVIDIA", "L4:1"],
+        ],
     ]
     assert (source, note) == ("prices: read from the API 3d ago", "note  odd")
 
@@ -141,7 +147,7 @@ def test_a_refresh_says_what_it_found(
     assert providers.offers_refresh("gcp-us") == 0
     assert answers.asked == [("/v1/providers/gcp-us/offers/refresh", {})]
     assert capfd.readouterr().out.splitlines() == [
-        f"2 offers of 1 types; prices: {words}",
+        f"3 offers of 1 types; prices: {words}",
         "note  odd",
     ]
 

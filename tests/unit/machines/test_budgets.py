@@ -21,7 +21,7 @@ def test_the_budget_of_an_hour_holds_for_what_is_live_and_ordered() -> None:
     cluster = waiting(5, fleet(budget=Budget(per_hour=2.5)), cpu=4.0)
     found = look(cluster, shop(offer()), machine(status=MachineStatus.TERMINATING))
     assert len(found.orders) == 1
-    assert any("may cost 2.5 an hour" in one for one in sentences(found))
+    assert any("may cost 2.50 an hour" in one for one in sentences(found))
 
 
 @pytest.mark.parametrize("limit", ["per_hour", "per_month"])
@@ -36,7 +36,7 @@ def test_the_budget_of_a_month_counts_what_has_ended() -> None:
     cluster = waiting(1, fleet(budget=Budget(per_month=10.0)))
     found = look(cluster, shop(offer()), ended)
     assert found.orders == ()
-    assert "fleet burst may cost 10 a month; its machines cost 10.00" in sentences(found).pop()
+    assert "fleet burst may cost 10.00 a month; its machines cost 10.00" in sentences(found).pop()
 
 
 def test_a_dearer_offer_is_left_where_a_cheaper_one_fits_the_budget() -> None:
@@ -52,7 +52,7 @@ def test_a_dearer_offer_is_left_where_a_cheaper_one_fits_the_budget() -> None:
         (Spending(together=Budget(per_hour=2.0)), 2, "this installation may cost 2 an hour"),
         (Spending(each_user=Budget(per_hour=1.0)), 1, "user ada may cost 1 an hour"),
         (Spending(each_user=Budget(per_hour=1.0), users={"ada": Budget()}), 3, None),
-        (Spending(users={"ada": Budget(per_month=1.0)}), 1, "user ada may cost 1 a month"),
+        (Spending(users={"ada": Budget(per_month=1.0)}), 1, "user ada may cost 1.00 a month"),
     ],
     ids=str,
 )

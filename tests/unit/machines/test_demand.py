@@ -66,6 +66,22 @@ def _silent(cluster: Cluster, **more: Any) -> Machine:
     return machine(status=MachineStatus.JOINED, joined_at=NOW - 60.0)
 
 
+def test_what_nothing_waits_for_any_more_is_told() -> None:
+    expected = [machine("m1"), machine("m2")]
+    found = look(waiting(1, cpu=4.0), shop(offer()), *expected)
+    assert found.orders == ()
+    assert found.wanted == {"m1"}
+    assert look(waiting(0), shop(offer()), *expected).wanted == frozenset()
+
+
+def test_a_gang_waits_for_each_of_its_machines_on_order() -> None:
+    cluster = waiting(0)
+    cluster.submit("gang", Group(name="main", nodes=2, gang_size=2), cpu=4.0)
+    found = look(cluster, shop(offer()), machine("m1"), machine("m2"), machine("m3"))
+    assert found.orders == ()
+    assert found.wanted == {"m1", "m2"}
+
+
 def test_a_restart_of_the_controller_buys_nothing_twice() -> None:
     cluster = waiting(1, cpu=1.0)
     assert look(cluster, shop(offer()), _silent(cluster)) == Demand()
@@ -193,7 +209,7 @@ def test_a_gang_beyond_the_budget_buys_nothing_in_part() -> None:
     cluster.submit("gang", Group(name="main", nodes=8, gang_size=8), gpus=8)
     found = look(cluster, shop(gpu_offer()))
     assert found.orders == ()
-    assert any("may cost 100 an hour" in one for one in sentences(found))
+    assert any("may cost 100.00 an hour" in one for one in sentences(found))
 
 
 def test_a_gang_counts_the_machines_of_its_zone_that_are_there() -> None:
@@ -410,7 +426,7 @@ def told(cluster: Cluster, found: Demand) -> Cluster:
 
 def test_a_waiting_job_says_which_machine_is_on_its_way_and_since_when() -> None:
     cluster = waiting(2)
-    bought = "fleet burst rents a machine for it: small in north-1 (on demand, 1 an hour), {}"
+    bought = "fleet burst rents a machine for it: small in north-1 (on demand, 1.00 an hour), {}"
     assert pending(told(cluster, look(cluster, shop(offer())))) == {
         bought.format(f"ordered at {shown(NOW)}")
     }

@@ -139,6 +139,42 @@ def test_use_begins_the_idle_time_again() -> None:
     assert moved(used, [], around(), NOW + 700).idle_since == NOW + 700
 
 
+def test_an_order_that_nothing_waits_for_any_more_ends_after_the_time_of_an_idle_machine() -> None:
+    expected = NodeStatus.EXPECTED
+    unwanted = moved(machine(), [], around(expected, is_wanted=False), NOW + 10)
+    assert (unwanted.status, unwanted.idle_since) == (MachineStatus.PROVISIONING, NOW + 10)
+    # A retry of the job has come.
+    wanted = moved(unwanted, [], around(expected, is_wanted=True), NOW + 20)
+    assert wanted.idle_since is None
+    # Nobody has looked since this controller began.
+    assert moved(unwanted, [], around(expected), NOW + 30) is unwanted
+    gone = around(expected, is_wanted=False)
+    assert moved(unwanted, [], gone, NOW + 69) is unwanted
+    ended = moved(unwanted, [], gone, NOW + 70)
+    assert (ended.status, ended.end) == (MachineStatus.TERMINATING, MachineEnd.IDLE)
+    assert ended.message == "nothing waits for it any more"
+
+
+def test_an_order_that_nothing_waits_for_has_idled_already_when_it_becomes_a_node() -> None:
+    unwanted = machine(idle_since=NOW + 10)
+    after = moved(unwanted, [], around(is_wanted=False), NOW + 50)
+    assert (after.status, after.idle_since) == (MachineStatus.JOINED, NOW + 10)
+    assert wakes_at(after, around()) == NOW + 70
+
+
+def test_the_least_machines_are_ordered_although_nothing_waits_for_them() -> None:
+    kept = around(NodeStatus.EXPECTED, is_wanted=False, may_release=False)
+    unwanted = moved(machine(), [], kept, NOW)
+    assert moved(unwanted, [], kept, NOW + 299) is unwanted
+
+
+def test_an_order_is_looked_at_when_nothing_waits_for_it_any_more() -> None:
+    gone = around(NodeStatus.EXPECTED, is_wanted=False)
+    assert wakes_at(machine(), gone) == NOW
+    assert wakes_at(machine(idle_since=NOW + 10), gone) == NOW + 70
+    assert wakes_at(machine(), around(NodeStatus.EXPECTED, is_wanted=True)) == NOW + 300
+
+
 def test_the_least_machines_stay() -> None:
     kept = moved(joined(idle_since=NOW), [], around(may_release=False), NOW + 9999)
     assert not kept.closing

@@ -38,7 +38,7 @@ def test_offers_say_why_they_are_not_rented_now() -> None:
     (run_id,) = cluster.states
     first, second = offering(cluster.pipeline.index, (), market, run_id, NOW)
     assert "has refused a in" in (first.why or "")
-    assert "may cost 1.5 an hour" in (second.why or "")
+    assert "may cost 1.50 an hour" in (second.why or "")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_offers_say_why_they_are_not_rented_now() -> None:
         (
             {"max_price": 0.5},
             "`machines.max_price` of its file allows no offer of its provider, whose cheapest "
-            "costs 1 an hour",
+            "costs 1.00 an hour",
         ),
         ({"spot": Spot.ONLY}, "`machines.spot` of its file"),
         (
@@ -104,7 +104,7 @@ def test_a_plan_costs_what_it_would_add_to_what_is_bought() -> None:
     rentals = rentals_of(cluster.pipeline.index)
     rentals.set_offers("lab", Supply(offers=(offer(price=1.5),)))
     assert rentals.rent_of(state, NOW) == PlannedRent(
-        per_hour=1.5, machines=("small in north-1 (on demand, 1.5 an hour)",)
+        per_hour=1.5, machines=("small in north-1 (on demand, 1.50 an hour)",)
     )
     assert [one.price for one in rentals.offering(state, NOW)] == [1.5]
     assert state.run.id not in cluster.pipeline.index.units

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from controller.lifecycle.inventory import Spot
 from controller.lifecycle.machines.market import Penalties
 from controller.lifecycle.machines.model import MachineEnd, MachineStatus, Reach
 from controller.lifecycle.renting_reasons import NoOffer
@@ -31,10 +32,48 @@ def test_a_refusal_is_told_with_the_providers_words() -> None:
     (only,) = market.offers["lab"]
     market.penalties.add(only, MachineEnd.REFUSED, NOW, message="there is no such image")
     assert sentences(look(waiting(1), market)) == {
-        "the provider of fleet burst has refused small in north-1 (on demand, 1 an hour): "
+        "the provider of fleet burst has refused small in north-1 (on demand, 1.00 an hour): "
         "there is no such image (an admin's `fairlead provider check` tries what orders need); "
         f"the next try is at {shown(NOW + 600)}"
     }
+
+
+def test_a_machine_that_did_not_boot_was_not_refused() -> None:
+    full, silent = offer(), offer("silent", price=2.0)
+    market = shop(full, silent)
+    market.penalties.add(silent, MachineEnd.BOOT_FAILED, NOW, message="it was no node")
+    (sentence,) = sentences(look(waiting(1, fleet(instance_types=("silent",))), market))
+    assert sentence == (
+        "the last machine of silent in north-1 (on demand, 2.00 an hour) failed: it was no node "
+        "(an admin's `fairlead provider check --boot` tries one); the next try is at "
+        f"{shown(NOW + 600)}"
+    )
+    market.penalties.add(full, MachineEnd.NO_CAPACITY, NOW)
+    (sentence,) = sentences(look(waiting(1), market))
+    assert sentence.startswith(
+        "the provider of fleet burst has refused small in north-1 (on demand, 1.00 an hour), and "
+        "the last machine of silent in north-1 (on demand, 2.00 an hour) failed: silent in "
+    )
+
+
+def test_a_quota_is_reached_in_all_zones_of_its_region() -> None:
+    zones = [offer(zone=f"north-{number}") for number in range(3)]
+    spot, south = offer(spot=True, price=3.0), offer(region="south", zone="south-1", price=4.0)
+    market = shop(*zones, spot, south)
+    market.penalties.add(zones[0], MachineEnd.QUOTA_REACHED, NOW, message="8 vCPUs in north")
+    open_ = [one for one in market.offers["lab"] if market.penalties.until(one, NOW) is None]
+    assert open_ == [spot, south]
+    only = waiting(1, fleet(regions=("north",), spot=Spot.NEVER))
+    assert sentences(look(only, market)) == {
+        "the account of fleet burst at its provider has reached a quota: 8 vCPUs in north; the "
+        f"next try is at {shown(NOW + 600)}"
+    }
+    # It was asked for in one zone.
+    market.penalties.add(south, MachineEnd.NO_CAPACITY, NOW)
+    (sentence,) = sentences(look(waiting(1, fleet(spot=Spot.NEVER)), market))
+    assert sentence.count(" in north-") == 1
+    market.penalties.forget(zones[1])
+    assert market.penalties.until(zones[0], NOW) is None
 
 
 def test_a_quota_behind_offers_without_capacity_is_named() -> None:
@@ -43,7 +82,7 @@ def test_a_quota_behind_offers_without_capacity_is_named() -> None:
     market.penalties.add(spot, MachineEnd.NO_CAPACITY, NOW, message="none left")
     market.penalties.add(dear, MachineEnd.QUOTA_REACHED, NOW, message="8 vCPUs in north")
     (sentence,) = sentences(look(waiting(1), market))
-    assert ": dear in north-1 (on demand, 2 an hour): 8 vCPUs in north (an admin's" in sentence
+    assert ": dear in north-1 (on demand, 2.00 an hour): 8 vCPUs in north (an admin's" in sentence
 
 
 def test_what_the_file_names_wrong_for_a_region_is_refused_once() -> None:
@@ -74,7 +113,7 @@ def test_a_region_that_is_left_out_is_named_with_what_else_was_refused() -> None
     market.penalties.add(south, MachineEnd.NO_CAPACITY, NOW)
     (sentence,) = sentences(look(waiting(1), market))
     assert sentence.startswith(
-        "the provider of fleet burst has refused dear in south-1 (on demand, 9 an hour): each "
+        "the provider of fleet burst has refused dear in south-1 (on demand, 9.00 an hour): each "
         "order in region north of provider lab would be refused: regions.north.image: gone ("
     )
 

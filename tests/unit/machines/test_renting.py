@@ -16,6 +16,7 @@ from controller.lifecycle.inventory import Budget
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import MachineEnd, MachineStatus
 from controller.lifecycle.model import NodeStatus
+from controller.lifecycle.reports import StopRequested
 from controller.machines import worker
 from controller.service.machines.fleets import FleetService
 from controller.store.base import Changes
@@ -58,7 +59,7 @@ async def test_a_machine_whose_node_takes_no_work_yet_is_not_bought_twice() -> N
         await lab.after(200.0)
         assert lab.rentals.committed[machine.id].end is MachineEnd.BOOT_FAILED
         assert list(lab.rentals.committed) == [machine.id]
-        refused = "has refused small in north-1 (on demand, 1 an hour): its node took no work"
+        refused = "machine of small in north-1 (on demand, 1.00 an hour) failed: its node took no"
         waits = lab.waits_for(state)
         assert refused in waits
         assert slow in waits
@@ -323,6 +324,49 @@ async def test_machines_that_have_less_than_promised_are_not_bought_for_ever() -
         await lab.until(lambda: len(lab.rentals.committed) == 3)
 
 
+async def test_a_restarted_controller_buys_no_machine_that_has_less_than_promised() -> None:
+    cloud, database = MemoryCloud(offer(cpu=8.0)), MemoryDatabase()
+    async with renting(cloud, fleet(idle_duration=60.0), database) as lab:
+        state = parts.run("large", cpu=8.0)
+        await lab.pipeline.admit(state)
+        await lab.join()
+        name = lab.only().name
+    async with renting(cloud, database=database) as lab:
+        await lab.until(lambda: f"machine {name} had less" in lab.waits_for(state))
+        assert lab.only().name == name
+
+
+async def test_an_order_of_a_run_that_was_stopped_ends_unless_another_run_wants_it() -> None:
+    async with renting(MemoryCloud(offer()), fleet(idle_duration=60.0)) as lab:
+        run = parts.run("stopped")
+        await lab.pipeline.admit(run)
+        await lab.until_status(MachineStatus.PROVISIONING)
+        await lab.after(30.0)
+        assert lab.only().idle_since is None
+        await lab.pipeline.report(StopRequested(run_id=run.run.id, abort=True, by="ada"))
+        await lab.until(lambda: lab.only().idle_since is not None)
+        await lab.after(30.0)
+        await lab.pipeline.admit(parts.run("next"))
+        await lab.until(lambda: lab.only().idle_since is None)
+        await lab.after(120.0)
+        assert lab.only().status is MachineStatus.PROVISIONING
+
+
+async def test_an_order_of_a_run_that_was_stopped_is_no_node_when_it_ends() -> None:
+    cloud = MemoryCloud(offer())
+    async with renting(cloud, fleet(idle_duration=60.0)) as lab:
+        run = parts.run("stopped")
+        await lab.pipeline.admit(run)
+        await lab.until_status(MachineStatus.PROVISIONING)
+        await lab.pipeline.report(StopRequested(run_id=run.run.id, abort=True, by="ada"))
+        stopped_at = lab.clock.now()
+        await lab.until_status(MachineStatus.TERMINATED)
+        ended = lab.only()
+        assert (ended.end, ended.joined_at) == (MachineEnd.IDLE, None)
+        assert 60.0 <= (ended.terminating_at or 0.0) - stopped_at <= 70.0
+        assert cloud.instances == {}
+
+
 async def test_a_month_that_begins_has_a_budget_of_its_own() -> None:
     cloud = MemoryCloud(offer())
     async with renting(cloud, fleet(budget=Budget(per_month=2.1))) as lab:
@@ -333,7 +377,7 @@ async def test_a_month_that_begins_has_a_budget_of_its_own() -> None:
         lab.clock.time = midnight - 600.0
         second = parts.run("second", cpu=4.0)
         await lab.pipeline.admit(second)
-        await lab.until(lambda: "fleet burst may cost 2.1 a month" in lab.waits_for(second))
+        await lab.until(lambda: "fleet burst may cost 2.10 a month" in lab.waits_for(second))
         await lab.until(lambda: lab.clock.now() > midnight - 10.0, step=6.0)
         assert len(lab.rentals.committed) == 1
         await lab.until(lambda: len(lab.rentals.committed) == 2, step=6.0)

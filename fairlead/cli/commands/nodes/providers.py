@@ -17,8 +17,10 @@ from fairlead.documents.providers import (
     ProviderCheckView,
     ProviderFindingView,
     ProviderOffersView,
+    ProviderOfferView,
     ProviderTrialView,
 )
+from fairlead.model.costs import money
 from fairlead.rest import ControllerClient, decode
 
 _LOOK_EVERY = 1.0
@@ -110,13 +112,13 @@ def _show_offers(data: bytes, *, json: bool) -> int:
         return 0
     found = decode(data, ProviderOffersView)
     output.emit_table(
-        ("TYPE", "WHERE", "SPOT", "PRICE/H", "CPU", "MEMORY", "GPU"),
+        ("TYPE", "WHERE", "KIND", "PRICE/H", "CPU", "MEMORY", "GPU"),
         [
             (
                 one.instance_type,
                 one.zone or one.region,
-                "spot" if one.spot else "-",
-                f"{one.price:.4f}",
+                _kind(one),
+                money(one.price),
                 f"{one.cpu:g}",
                 f"{one.memory / 1e9:.1f}GB",
                 one.gpu or "-",
@@ -128,6 +130,12 @@ def _show_offers(data: bytes, *, json: bool) -> int:
     for note in found.notes:
         output.emit(f"note  {note}")
     return 0
+
+
+def _kind(offer: ProviderOfferView) -> str:
+    if offer.reservation is not None:
+        return f"reserved as {offer.reservation}"
+    return "spot" if offer.spot else "-"
 
 
 def _source(found: ProviderOffersView) -> str:

@@ -141,7 +141,7 @@ def _show_plan(found: PlanView) -> None:
         output.emit(_sweep(found.sweep))
     if found.rent is not None and found.rent.machines:
         machines = ", ".join(found.rent.machines)
-        output.emit(f"it rents {machines}: {found.rent.per_hour:g} an hour")
+        output.emit(f"it rents {machines}: {money(found.rent.per_hour)} an hour")
     for sentence in () if found.rent is None else found.rent.why:
         output.emit(sentence)
 

@@ -1,0 +1,101 @@
+"""Jobs that lost a spot machine: theirs is ordered while they still stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from controller.lifecycle.decide import decide
+from controller.lifecycle.draft import DecisionContext
+from controller.lifecycle.machines.model import MachineStatus
+from controller.lifecycle.model import Group, RetryPolicy, RunPolicy
+from fairlead.model.statuses import AttemptStatus
+from tests.unit.machines.looking import look
+from tests.unit.machines.parts import NOW, fleet, machine, offer, shop
+from tests.unit.scheduling.cluster import Cluster
+from tests.unit.scheduling.parts import new_id, node
+
+
+def _recalled(
+    groups: tuple[Group, ...] = (), cpu: float = 4.0, **retry: Any
+) -> tuple[Cluster, str]:
+    """Return a run on a spot machine that its provider has just begun to take back."""
+    cluster = Cluster(node("m1", fleet="burst", attributes={"spot": "true"}), fleets=(fleet(),))
+    policy = RunPolicy(retry=RetryPolicy(**retry))
+    run_id = cluster.submit("trained", *groups, policy=policy, cpu=cpu)
+    cluster.settle()
+    cluster.start_all()
+    here = frozenset({"m1"})
+    cluster.set_node(replace(cluster.node("m1"), draining=True, cordoned=True))
+    recalled = {"m1": cluster.now + 120.0}
+    around = DecisionContext(unusable_nodes=here, draining_nodes=here, recalled=recalled)
+    state = decide(cluster.states[run_id], [], cluster.now, new_id, context=around).state
+    cluster.states[run_id] = state
+    cluster.pipeline.run_changed(run_id, state)
+    assert cluster.attempt(run_id).status is AttemptStatus.TERMINATING
+    return cluster, run_id
+
+
+def _wait_for_retry(cluster: Cluster, run_id: str) -> None:
+    """Let the attempt be over, and its job wait, as it does after lives that were short."""
+    state = cluster.states[run_id]
+    (job,) = state.jobs
+    over = replace(job.attempts[-1], status=AttemptStatus.FAILED)
+    ended = replace(state, jobs=(replace(job, attempts=(*job.attempts[:-1], over)),))
+    cluster.states[run_id] = ended
+    cluster.pipeline.run_changed(run_id, ended)
+
+
+def test_the_machine_of_a_job_that_is_recalled_is_ordered_while_it_still_stops() -> None:
+    cluster, run_id = _recalled()
+    market = shop(offer("spot", spot=True, price=0.5), offer("steady"))
+    found = look(cluster, market)
+    # On demand first, since it has lost a spot machine.
+    assert [(one.offer.instance_type, one.run_id) for one in found.orders] == [("steady", run_id)]
+    again = look(cluster, market, machine("m2", offer=offer("steady")))
+    assert again.orders == ()
+    assert again.wanted == {"m2"}
+    cluster.leave(run_id)
+    assert cluster.attempt(run_id).status is AttemptStatus.SUBMITTED
+    after = look(cluster, market, machine("m2", offer=offer("steady")))
+    assert after.orders == ()
+    assert after.wanted == {"m2"}
+
+
+def test_a_job_that_comes_back_buys_nothing_where_a_node_has_room() -> None:
+    cluster, _ = _recalled()
+    cluster.set_node(node("own", fleet="burst"))
+    assert look(cluster, shop(offer())).orders == ()
+
+
+def test_a_machine_that_is_there_is_kept_for_a_job_that_comes_back() -> None:
+    cluster, run_id = _recalled()
+    cluster.set_node(node("m2", fleet="burst"))
+    there = machine("m2", status=MachineStatus.JOINED, joined_at=NOW)
+    assert look(cluster, shop(offer()), there).awaiting == {"m2"}
+    _wait_for_retry(cluster, run_id)
+    found = look(cluster, shop(offer()), there)
+    assert found.orders == ()
+    assert found.awaiting == {"m2"}
+
+
+def test_nothing_is_ordered_for_a_job_that_waits_for_its_retry() -> None:
+    cluster, run_id = _recalled()
+    _wait_for_retry(cluster, run_id)
+    assert look(cluster, shop(offer())).orders == ()
+    assert look(cluster, shop(offer()), machine("m2")).wanted == {"m2"}
+
+
+def test_two_jobs_that_come_back_do_not_count_on_the_same_room() -> None:
+    cluster, _ = _recalled((Group(name="main", nodes=2),), cpu=2.0)
+    cluster.set_node(node("m2", fleet="burst", capacity={"cpu": 2.0}))
+    there = machine("m2", status=MachineStatus.JOINED, joined_at=NOW, offer=offer(cpu=2.0))
+    found = look(cluster, shop(offer()), there)
+    assert len(found.orders) == 1
+    assert found.awaiting == {"m2"}
+
+
+def test_a_job_that_is_recalled_and_not_tried_again_buys_nothing() -> None:
+    cluster, _ = _recalled(on_events=())
+    assert look(cluster, shop(offer())).orders == ()
