@@ -183,8 +183,8 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--apart",
         action="store_true",
-        help="the leader has a core with its sessions of PostgreSQL, and the rest has the others, "
-        "while its turns are measured",
+        help="as root: the leader has a core with its sessions of PostgreSQL, before all else that "
+        "wants it, and the rest has the others, while its turns are measured",
     )
     history.add_option(parser)
     return parser

@@ -7,8 +7,8 @@ without turns: what the leader does then, as it collects the logs of the jobs, i
 The readers are in a process of their own; nobody asks the leader but who submits. All share the
 cores of one machine, so the time of a turn also has the load that readers, followers and PostgreSQL
 make there. The leader's CPU has not. With `--apart`, the leader, its sessions of PostgreSQL, the
-server's own processes and who submits have one core, and the rest has the others, as if each had a
-machine.
+server's own processes and who submits have one core and take it before all else on this machine,
+and the rest has the others, as if each had a machine.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from statistics import mean, quantiles
 
 import aiohttp
@@ -60,11 +61,13 @@ _PATIENCE = 120.0
 
 class _Side(msgspec.Struct):
     """What was measured without readers, or with them. `times`: of the submissions, in seconds.
-    `cpu`: seconds of the leader for the turns. `idle`: seconds of its CPU in a second without
-    turns, of each slice. `others`: those of the followers, with the turns."""
+    `cpu`: seconds of the leader for the turns. `waits`: those in which its loop was ready and had
+    no core. `idle`: seconds of its CPU in a second without turns, of each slice. `others`: those of
+    the followers, with the turns."""
 
     times: list[float] = []
     cpu: float = 0.0
+    waits: float = 0.0
     idle: list[float] = []
     others: float = 0.0
     load: float = 0.0
@@ -72,6 +75,7 @@ class _Side(msgspec.Struct):
     def add(self, other: _Side) -> None:
         self.times += other.times
         self.cpu += other.cpu
+        self.waits += other.waits
         self.idle += other.idle
         self.others += other.others
         self.load = max(self.load, other.load)
@@ -80,6 +84,11 @@ class _Side(msgspec.Struct):
     def per_turn(self) -> float:
         """Milliseconds of the leader's CPU."""
         return 1000 * self.cpu / (2 * len(self.times))
+
+    @property
+    def waited_per_turn(self) -> float:
+        """Milliseconds in which the leader's loop was ready and had no core."""
+        return 1000 * self.waits / (2 * len(self.times))
 
     def percentile(self, percent: int) -> float:
         """Milliseconds of a submission."""
@@ -90,12 +99,14 @@ class _Side(msgspec.Struct):
             f"{len(self.times)} submissions, p50 {self.percentile(50):.1f} ms, p90 "
             f"{self.percentile(90):.1f} ms, p99 {self.percentile(99):.1f} ms; CPU of the leader "
             f"{self.per_turn:.2f} ms a turn, and {100 * mean(self.idle):.1f} % of a core without "
-            f"turns; of its followers {self.others:.1f} s; load {self.load:.1f}"
+            f"turns; its loop waits for a core {self.waited_per_turn:.2f} ms a turn; CPU of its "
+            f"followers {self.others:.1f} s; load {self.load:.1f}"
         )
 
 
 class Apart:
-    """Lets the leader's part of this machine have its first core, and the rest the others.
+    """Lets the leader's part of this machine have its first core, before all else that wants it,
+    and the rest the others. Root may do that.
 
     `postgres`: the pid of the server, at which controllers are connected by TCP.
     """
@@ -112,24 +123,33 @@ class Apart:
         """Place all that has come since the last time; these processes are among the others."""
         # Of each session the server has a process, with the other end's port.
         ports = {found.laddr.port for found in psutil.Process(self._leader).net_connections("tcp4")}
-        _place(os.getpid(), self._first)
-        _place(self._leader, self._first)
-        _place(self._postgres, self._first)
+        for pid in (os.getpid(), self._leader, self._postgres):
+            _place(pid, self._first, is_first=True)
         for session in psutil.Process(self._postgres).children():
             # It may end meanwhile: followers open sessions and leave them.
             with contextlib.suppress(psutil.NoSuchProcess):
                 peers = {one.raddr.port for one in session.net_connections("tcp4") if one.raddr}
-                _place(session.pid, self._first if not peers or peers & ports else self._rest)
+                is_first = not peers or bool(peers & ports)
+                _place(session.pid, self._first if is_first else self._rest, is_first=is_first)
         for pid in (*self._others, *others):
             for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
                 _place(one.pid, self._rest)
 
 
-def _place(pid: int, cores: set[int]) -> None:
+def _place(pid: int, cores: set[int], *, is_first: bool = False) -> None:
+    """`is_first`: it takes these cores before all that is not."""
+    policy, priority = (os.SCHED_RR, 1) if is_first else (os.SCHED_OTHER, 0)
     # A process that has just ended needs no core. Threads have cores of their own.
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(thread), cores)
+            # Not nice(2): it weighs only within a session (sched(7), autogroup).
+            os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
+
+
+def _loop_waits(pid: int) -> float:
+    """Return the seconds in which the first thread of this process was ready and had no core."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def tell(
@@ -194,7 +214,7 @@ async def _measured(leader: ControllerProcess, followers: Sequence[ControllerPro
         await _submitted_and_stopped(session)
         idle = cpu_seconds(leader.pid)
         await asyncio.sleep(IDLE_SECONDS)
-        before = _cpu(leader, followers)
+        before, waited = _cpu(leader, followers), _loop_waits(leader.pid)
         idle = (before[0] - idle) / IDLE_SECONDS
         began, times = time.monotonic(), list[float]()
         while (now := time.monotonic() - began) < SECONDS:
@@ -202,8 +222,8 @@ async def _measured(leader: ControllerProcess, followers: Sequence[ControllerPro
                 await asyncio.sleep(due - now)
             times.append(await _submitted_and_stopped(session))
         after, took = _cpu(leader, followers), time.monotonic() - began
-    of_turns = after[0] - before[0] - took * idle
-    return _Side(times, of_turns, [idle], after[1] - before[1], os.getloadavg()[0])
+    of_turns, waits = after[0] - before[0] - took * idle, _loop_waits(leader.pid) - waited
+    return _Side(times, of_turns, waits, [idle], after[1] - before[1], os.getloadavg()[0])
 
 
 def _cpu(leader: ControllerProcess, followers: Sequence[ControllerProcess]) -> tuple[float, float]:

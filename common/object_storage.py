@@ -24,6 +24,8 @@ PIECE_BYTES = 8 << 20
 REQUEST = timedelta(seconds=120)
 _CONNECT = timedelta(seconds=10)
 _RETRY = timedelta(seconds=20)
+_DOCUMENT = re.compile(r"<\?xml|<Error>")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
 _TOOK = re.compile(r" in [\d.]+(?:ns|µs|ms|s)(?= - )")
 
 
@@ -65,5 +67,10 @@ def read(store: S3Store, key: str, start: int, end: int) -> Iterator[bytes]:
 
 def first_line(error: Exception) -> str:
     """Return what obstore says of a failure, without the sources that follow it, and without the
-    time that it took: the same failure is the same line."""
-    return _TOOK.sub("", str(error).strip().partition("\n")[0])[:300]
+    time that it took: the same failure is the same line. Of the storage's own document, the code
+    alone."""
+    text = str(error).strip()
+    line = _TOOK.sub("", text.partition("\n")[0])
+    if (code := _CODE.search(text)) is not None:
+        line = _DOCUMENT.split(line)[0] + code[1]
+    return line[:300]

@@ -98,12 +98,12 @@ def _promoted(*, loses: bool) -> tuple[float, list[str]]:
         submitted = ("apply", "-d", "-f", folder / "job.yaml", "--name", "after")
         wait_until(lambda: run_cli(*submitted, env=lab.env).status == 0, what="a submission")
         seconds = time.monotonic() - began
-        wait_until(lambda: not leader.daemon.is_alive(), what="the end of the first leader")
+        wait_until(lambda: "was promoted" in leader.daemon.tail(100), what="it to lead no more")
         wait_until(lambda: lab.status("after") == "running", what="the next run")
         if lab.status("before") != "running":
             broken.append(f"the job from before is {lab.status('before')}")
-        if "was promoted" not in leader.daemon.tail(1):
-            broken.append(f"the leader ended with {leader.daemon.tail(1)!r}")
+        if not leader.daemon.is_alive():
+            broken.append(f"the first leader ended with {leader.daemon.tail(1)!r}")
         if "Traceback" in (told := leader.daemon.tail(100)):
             broken.append(f"its log has a traceback: {told}")
         if loses:

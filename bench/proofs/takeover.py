@@ -160,16 +160,14 @@ class Crew:
         (found,) = wait_until(leading, what="a controller to lead", timeout=60)
         return found
 
-    def leads_or_ended(self, machine: Machine) -> bool:
-        """Return whether it knows again that it leads, or has seen that it does not."""
-        if not machine.controller.daemon.is_alive():
-            return True
+    def seen_at(self, machine: Machine) -> str:
+        """Return when it has shown itself last, as a leader that knows that it leads or as one that
+        knows that it does not; empty: nobody tells."""
         with suppress(FairleadError):
             listed = msgspec.json.decode(self.client().get("/v1/controllers"))["controllers"]
-            return any(
-                one["url"] == machine.controller.url and one["status"] == "leads" for one in listed
-            )
-        return False
+            times = [one["last_seen_at"] for one in listed if one["url"] == machine.controller.url]
+            return max(times, default="")
+        return ""
 
     def end(self, how: str, machine: Machine) -> None:
         match how:
@@ -335,10 +333,11 @@ class Lab:
 
     def _go_on(self, clients: Clients, leader: Machine, at: float) -> None:
         time.sleep(max(0.0, at - time.monotonic()))
+        before = wait_until(lambda: self.crew.seen_at(leader), what="a list of controllers")
         leader.controller.daemon.signal(signal.SIGCONT)
         awake = time.monotonic()
         wait_until(
-            lambda: self.crew.leads_or_ended(leader), what="the paused one to know", timeout=60
+            lambda: self.crew.seen_at(leader) > before, what="the paused one to know", timeout=60
         )
         wait_until(
             lambda: clients.answered_after(awake, 30), what="answers after the pause", timeout=120

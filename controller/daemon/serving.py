@@ -35,7 +35,7 @@ from controller.daemon.work import run
 from controller.disk import Disk
 from controller.proxy.sealed import SealedSessions
 from controller.store import peers
-from controller.store.errors import LeaseHeld, StoreUnavailable
+from controller.store.errors import LeaseHeld, LeaseLost, StoreUnavailable
 from controller.store.peers import Peers
 from controller.tls import ServerCertificate
 
@@ -148,20 +148,24 @@ async def _among_peers(
                     await until_stopped(work, stop, full.is_due)
                     if requests is not None and stop.is_set():
                         requests.leave()
-                if stop.is_set() or not full.is_due.is_set():
-                    break
-                if requests is None:
-                    # The first one began without keys.
-                    requests = await follower(options, certificate, closing)
-                    relay.serve_with(requests)
             except _Stopped:
                 break
+            except LeaseLost as error:
+                # All of this lead is closed by now, as when a full one hands over.
+                log.error("%s", error)
             except CannotStart as error:
                 # Another one was faster, or the leader is of a version that shows itself nowhere;
                 # or a leader whose machine vanished still keeps the lease's row.
-                if not isinstance(error.__cause__, LeaseHeld | StoreUnavailable):
+                if not isinstance(error.__cause__, LeaseHeld | LeaseLost | StoreUnavailable):
                     raise
                 log.info("it can't lead yet: %s", error)
+                continue
+            if stop.is_set():
+                break
+            if requests is None:
+                # The first one began without keys.
+                requests = await follower(options, certificate, closing)
+                relay.serve_with(requests)
         if requests is not None:
             requests.leave()
         await wait.linger(relay, options.linger)

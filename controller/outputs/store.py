@@ -268,8 +268,10 @@ class OutputStore:
                 # The first one tells enough: the others fail for the same reason.
                 except BucketError as error:
                     trouble = trouble or error
-        if trouble is not None:
+        if trouble is not None and left:
             log.warning("%d expired outputs stay in their bucket for now: %s", left, trouble)
+        elif trouble is not None:
+            log.warning("the bucket can't be looked through for expired outputs: %s", trouble)
         return removed
 
     async def _why_not_removed(self, attempt_id: str, place: BucketObject) -> BucketError | None:

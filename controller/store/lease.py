@@ -78,7 +78,7 @@ class Lease:
             sa.select(leases.c.token).where(leases.c.name == LEASE_NAME).with_for_update()
         ).scalar_one_or_none()
         if current != self.token:
-            raise LeaseLost("another controller has taken over; this one stops")
+            raise LeaseLost("another controller has taken over; this one leads no more")
 
     def renew(self, connection: sa.Connection) -> None:
         connection.execute(self._mine().values(expires_at=self._now(connection) + self._seconds))

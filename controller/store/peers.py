@@ -3,8 +3,11 @@
 Each shows itself in the table `controllers`; the row with the lease's token is the leader's. Beside
 the lease, the leader holds an advisory lock in a session of its own. The server frees that lock as
 soon as the session ends, 5 ms after a `kill -9` and 4 s after its machine is gone, so a free lock
-tells when to try, long before the lease runs out. It decides nothing: a leader that merely lost
-this session is replaced like a dead one, and each of its writes fails at the lease's token.
+tells when to try, long before the lease runs out. It decides nothing: if a leader that lives is
+replaced, each of its writes fails at the lease's token.
+
+The session in which a leader writes holds another advisory lock. While the server has that one, the
+leader has merely lost the session of the first lock, and takes it again at its next renewal.
 
 A leader begins without the lock where the one before still had it, as one does that is paused or
 gives its lease back. It says so; the others leave the lock to it, and only its lease counts.
@@ -30,7 +33,7 @@ from controller.store.errors import StoreUnavailable
 from controller.store.lease import LEASE_NAME
 from controller.store.schema import controllers, leases
 from controller.store.sessions import Session
-from controller.store.sql_errors import sentence
+from controller.store.sql_errors import has_just_ended, sentence
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,8 @@ _FORGOTTEN_SECONDS = 86400.0
 _SHOW_EVERY = 1.0
 LEADING_LOCK = 0x6661_6973
 """The advisory lock of the leader. The one of controllers that open the database is another."""
+WRITING_LOCK = 0x6661_6974
+"""Sessions for writes share it: the leader's, and for a moment one's that is about to lead."""
 SERVER_KEEPALIVES = {
     "tcp_keepalives_idle": "1",
     "tcp_keepalives_interval": "1",
@@ -163,17 +168,25 @@ class Peers:
 
     def keep_lock(self) -> None:
         """Hold the lock, or take it again after its session was lost."""
-        try:
-            with self._answering():
-                session = self._opened()
-                if self.has_lock:
-                    session.execute(sa.select(1))
-                else:
-                    self._try_lock(session)
-        except sa.exc.SQLAlchemyError as error:
-            # The lease protects this controller until the next try.
-            log.warning("the session of the leader's lock was lost: %s", sentence(error))
-            self.leave()
+        for is_last in (False, True):
+            began = time.monotonic()
+            try:
+                self._try_to_keep_lock()
+                return
+            except sa.exc.SQLAlchemyError as error:
+                # The lease, and the session for writes, protect this controller until the next try.
+                self.leave()
+                if is_last or not has_just_ended(error, began):
+                    log.warning("the session of the leader's lock was lost: %s", sentence(error))
+                    return
+
+    def _try_to_keep_lock(self) -> None:
+        with self._answering():
+            session = self._opened()
+            if self.has_lock:
+                session.execute(sa.select(1))
+            else:
+                self._try_lock(session)
 
     def announce(self, connection: sa.Connection, token: int) -> None:
         """Show this controller as the leader, in the transaction that takes or renews its lease."""
@@ -280,6 +293,9 @@ class Peers:
             # A server that restarts ends the session of a leader that lives, too.
             return found
         self._try_lock(session)
+        if self.has_lock and leader is not None and not found.may_lead and _is_written(session):
+            # Its own session for the lock has ended, and it lives.
+            self._free_lock(session)
         has_ended = self.has_lock and leader is not None
         return msgspec.structs.replace(found, may_lead=found.may_lead or has_ended)
 
@@ -287,6 +303,25 @@ class Peers:
 def is_pooled(session: sa.Connection) -> bool:
     """Return whether a pool stands between this controller and the server."""
     return _announces_another(session.connection.driver_connection)
+
+
+def show_that_it_writes(connection: Any, _record: object) -> None:
+    """Let the others see that this new connection, in which this controller writes, is there."""
+    if not _announces_another(connection):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_lock_shared(%s)", (WRITING_LOCK,))
+    connection.rollback()
+
+
+def _is_written(session: sa.Connection) -> bool:
+    """Return whether a controller has a session for writes."""
+    # Asking for the lock itself would keep it for a moment from one that connects again.
+    query = sa.text(
+        "SELECT EXISTS (SELECT FROM pg_locks JOIN pg_database ON database = pg_database.oid"
+        " WHERE datname = current_database() AND locktype = 'advisory' AND granted"
+        " AND classid = 0 AND objid = :lock AND objsubid = 1)"
+    )
+    return bool(session.execute(query, {"lock": WRITING_LOCK}).scalar_one())
 
 
 def prepare_nothing_in_a_pool(connection: Any, _record: object) -> None:

@@ -122,6 +122,8 @@ class PostgresqlDatabase:
         # failure (40001) instead of the row as its successor left it.
         engine = self._engine(isolation_level="READ COMMITTED")
         sa.event.listen(engine, "connect", self._require_timeline)
+        if self.peers is not None:
+            sa.event.listen(engine, "connect", peers.show_that_it_writes)
         return engine
 
     def reader(self) -> sa.Engine:
@@ -162,7 +164,7 @@ class PostgresqlDatabase:
             connection.close()
             raise LeaseLost(
                 "another database server was promoted, which may lack the last commits; this "
-                "controller stops, so that the next one goes on from what is there"
+                "controller leads no more, so that the next one goes on from what is there"
             )
 
     def guard(self, connection: sa.Connection) -> None:

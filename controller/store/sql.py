@@ -29,7 +29,12 @@ from controller.store.errors import (
 from controller.store.lease import LEASE_SECONDS, Lease, Life
 from controller.store.scrubbing import Scrubber
 from controller.store.sessions import Patience
-from controller.store.sql_errors import as_store_error, is_about_values, sentence
+from controller.store.sql_errors import (
+    as_store_error,
+    has_just_ended,
+    is_about_values,
+    sentence,
+)
 from controller.store.turns.notes import note
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
@@ -375,6 +380,17 @@ class SqlStore:
 
     async def _write(self, change: Callable[[sa.Connection], None]) -> None:
         def write() -> None:
+            began = time.monotonic()
+            try:
+                write_once()
+            except sa.exc.DBAPIError as error:
+                # Nothing was stored.
+                if not has_just_ended(error, began) or self._is_closing:
+                    raise
+                log.info("the session for writes has ended: %s", sentence(error))
+                write_once()
+
+        def write_once() -> None:
             ticket = None
             try:
                 with self._opened(self._writer).begin() as connection:
@@ -412,8 +428,8 @@ class SqlStore:
             except (sa.exc.DBAPIError, StoreUnavailable) as error:
                 log.warning("asking for the end of a transaction: %s", sentence(error))
         raise LeaseLost(
-            "the database does not say whether the last change was stored; this controller stops, "
-            "so that the next one goes on from what is there"
+            "the database does not say whether the last change was stored; this controller leads "
+            "no more, so that the next one goes on from what is there"
         )
 
     @staticmethod

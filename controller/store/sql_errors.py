@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import sqlalchemy as sa
 
@@ -9,6 +11,7 @@ from controller.store.errors import StoreError, StoreRefused, StoreUnavailable, 
 
 _VALUES, _RULES, _LIMITS = "22", "23", "54"
 """Classes of SQLSTATE: what a value is, what a constraint says, what is too large for an index."""
+_AT_ONCE_SECONDS = 1.0
 _UNTAKEN = (ValueError, TypeError, OverflowError, NotImplementedError, msgspec.MsgspecError)
 """Errors of drivers and encoders about a value, before the database has seen it."""
 
@@ -26,6 +29,13 @@ def is_about_values(error: Exception) -> bool:
     # sqlite3 has no SQLSTATE, and its versions differ in the class for a value that can't be bound.
     bound = (sa.exc.DataError, sa.exc.IntegrityError, sa.exc.InterfaceError)
     return isinstance(error, (*bound, sa.exc.ProgrammingError, sa.exc.NotSupportedError))
+
+
+def has_just_ended(error: Exception, began: float) -> bool:
+    """Return whether the server has ended the session of what began then (`time.monotonic`), so
+    that a new one is worth a try at once: not when it has hung."""
+    is_lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
+    return is_lost and time.monotonic() - began < _AT_ONCE_SECONDS
 
 
 def as_store_error(error: Exception) -> StoreError:

@@ -133,13 +133,13 @@ class TakenOver(_Around):
 
     async def commit(self, changes: Changes) -> None:
         if self._commits_left <= 0:
-            raise LeaseLost("another controller has taken over; this one stops")
+            raise LeaseLost("another controller has taken over; this one leads no more")
         self._commits_left -= 1
         await super().commit(changes)
 
     async def renew_lease(self) -> None:
         if self._commits_left <= 0:
-            raise LeaseLost("another controller has taken over; this one stops")
+            raise LeaseLost("another controller has taken over; this one leads no more")
         await super().renew_lease()
 
 

@@ -421,7 +421,7 @@ class MemoryStore:
     def _verified(self) -> MemoryDatabase:
         database = self._opened()
         if self._token != database.token:
-            raise LeaseLost("another controller has taken over; this one stops")
+            raise LeaseLost("another controller has taken over; this one leads no more")
         return database
 
     def _newest_first(self, wanted: Callable[[RunState], bool]) -> list[RunState]:

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from controller.logs.parts import LogBucket, Part
 from controller.outputs.bucket import Bucket
 from controller.store.errors import LeaseHeld, StoreUnavailable
-from controller.store.peers import Peers
+from controller.store.peers import LEADING_LOCK, WRITING_LOCK, Peers
 from controller.store.postgresql import PostgresqlDatabase
 from controller.store.schema import leases
 from controller.store.sql import SqlStore
@@ -297,15 +297,25 @@ def _put_log(place: Bucket, installation: str, attempt_id: str, *, is_whole: boo
         logs.complete(attempt_id)
 
 
-def test_a_paused_leader_is_replaced_and_stops_when_it_goes_on(controllers: Controllers) -> None:
-    first, second, _ = controllers.all
+def test_a_paused_leader_is_replaced_and_follows_when_it_goes_on(controllers: Controllers) -> None:
+    first, second, third = controllers.all
     run_id = controllers.submit(second, "k")
     first.daemon.signal(signal.SIGSTOP)
     wait_until(controllers.has_successor, what="a successor")
     assert controllers.submit(second, "k") == run_id
     first.daemon.signal(signal.SIGCONT)
-    assert first.daemon.wait() == 1
-    assert "another controller has taken over" in first.daemon.tail()
+    wait_until(
+        lambda: "another controller has taken over" in first.daemon.log.read_text(),
+        what="the paused one to know",
+    )
+    # It answers as the others do, and leads again when they are gone.
+    assert controllers.submit(first, "k") == run_id
+    later = controllers.submit(first, "later")
+    second.kill9()
+    third.kill9()
+    assert controllers.submit(first, "later") == later
+    assert controllers.seen_by(first)[first.url] == "leads"
+    assert first.stop() == 0
 
 
 def test_while_the_database_hangs_a_submission_is_answered_and_is_done_once(
@@ -356,7 +366,8 @@ async def test_a_leader_that_waits_for_the_lock_is_not_taken_for_dead(database_u
     """One that gives its lease back, or was paused, still has the lock when the next one leads."""
     ends, leads, waits = (Peers(url=f"http://{name}", version="1") for name in "abc")
     former = SqlStore(PostgresqlDatabase(database_url, peers=ends), lease_seconds=0.0)
-    store = SqlStore(PostgresqlDatabase(database_url, peers=leads))
+    leading = PostgresqlDatabase(database_url, peers=leads)
+    store = SqlStore(leading)
     database = PostgresqlDatabase(database_url, peers=waits)
     await former.open()
     await store.open()
@@ -378,11 +389,13 @@ async def test_a_leader_that_waits_for_the_lock_is_not_taken_for_dead(database_u
     assert has_it
     await store.renew_lease()
     assert _may_lead(waits) is False
-    leads.leave()
+    # The server must not take its session for one of the leader's.
+    await former.close()
+    leading.leave()
     await eventually(lambda: _may_lead(waits))
     successor = SqlStore(database)
     await successor.open()
-    for opened in (former, store, successor):
+    for opened in (store, successor):
         await opened.close()
 
 
@@ -390,12 +403,12 @@ async def test_a_server_that_restarts_makes_no_leader_dead(
     database_url: str, postgresql: PostgresqlServer
 ) -> None:
     leads, waits = (Peers(url=f"http://{name}", version="1") for name in "ab")
-    store = SqlStore(PostgresqlDatabase(database_url, peers=leads))
+    leading = PostgresqlDatabase(database_url, peers=leads)
+    store = SqlStore(leading)
     await store.open()
     waiting = PostgresqlDatabase(database_url, peers=waits)
     assert _may_lead(waits) is False
-    name = database_url.partition("/test")[2].partition("?")[0]
-    await asyncio.to_thread(postgresql.cut_connections, f"test{name}")
+    await asyncio.to_thread(postgresql.cut_connections, _name(database_url))
     with pytest.raises(StoreUnavailable):
         waits.look()
     assert _may_lead(waits) is False
@@ -412,10 +425,51 @@ async def test_a_server_that_restarts_makes_no_leader_dead(
     assert renewed
     await store.renew_lease()
     assert _may_lead(waits) is False
-    leads.leave()
+    leading.leave()
     await eventually(lambda: _may_lead(waits))
     await store.close()
     waiting.leave()
+
+
+@pytest.mark.parametrize("lock", [LEADING_LOCK, WRITING_LOCK])
+async def test_a_leader_that_lost_one_session_is_not_taken_for_dead(
+    lock: int, database_url: str, postgresql: PostgresqlServer
+) -> None:
+    leads, waits = (Peers(url=f"http://{name}", version="1") for name in "ab")
+    leading = PostgresqlDatabase(database_url, peers=leads)
+    store = SqlStore(leading)
+    await store.open()
+    waiting = PostgresqlDatabase(database_url, peers=waits)
+    holders = f"FROM pg_locks WHERE locktype = 'advisory' AND objid = {lock}"
+
+    async def answer(query: str) -> str:
+        return await asyncio.to_thread(postgresql.sql, _name(database_url), query + holders)
+
+    async def is_held(wanted: str) -> bool:
+        # A session that was ended is noticed first.
+        with suppress(StoreUnavailable):
+            await store.renew_lease()
+        assert _may_lead(waits) is False
+        return await answer("SELECT count(*) ") == wanted
+
+    assert await is_held("1")
+    await answer("SELECT pg_terminate_backend(pid, 10000) ")
+    assert await answer("SELECT count(*) ") == "0"
+    for _ in range(3):
+        assert _may_lead(waits) is False
+    assert waits.has_lock is False, "the leader gets it again"
+    again: bool = await eventually(partial(is_held, "1"))
+    assert again
+    # It shows that it has the lock from the next renewal on.
+    await store.renew_lease()
+    leading.leave()
+    await eventually(lambda: _may_lead(waits))
+    await store.close()
+    waiting.leave()
+
+
+def _name(url: str) -> str:
+    return url.partition("?")[0].rpartition("/")[2]
 
 
 def _may_lead(peers: Peers) -> bool:

@@ -69,6 +69,15 @@ def test_what_is_not_there_is_no_error(storage: ObjectStorage, tmp_path: Path) -
     assert not own.copy("kind/key", "kind/other")
 
 
+def test_a_bucket_that_does_not_exist_is_a_line_with_the_storages_code(
+    storage: ObjectStorage,
+) -> None:
+    missing = msgspec.structs.replace(storage.bucket, name="nobody-made-it")
+    with pytest.raises(BucketError, match=r"s3://nobody-made-it.*: NoSuchBucket$") as caught:
+        OwnBucket(missing, "first").verify()
+    assert "<" not in str(caught.value)
+
+
 async def test_a_bucket_that_is_away_is_a_sentence(storage: ObjectStorage) -> None:
     own = OwnBucket(Bucket.parse("s3://away", f"http://127.0.0.1:{free_port()}"), "first")
     with pytest.raises(BucketError, match="s3://away"):
