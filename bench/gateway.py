@@ -25,6 +25,7 @@ import psutil
 import uvloop
 
 from bench import report
+from bench.parts import unwind_on_sigterm
 from bench.services import ANSWER, Load, answers, ask_load, program
 from fairlead.wire.gateway import (
     Certificate,
@@ -69,6 +70,21 @@ class Place(msgspec.Struct, frozen=True):
     def path(self) -> Path:
         return Path(self.folder)
 
+    @property
+    def ways(self) -> dict[str, tuple[int, str]]:
+        """The port and host by which each way is asked for the app."""
+        return {
+            "app": (self.app, HOST),
+            "plain": (self.plain, HOST),
+            "gateway": (self.http, HOST),
+            "direct": (self.http, DIRECT_HOST),
+        }
+
+    @property
+    def sockets(self) -> Path:
+        """The file with the sockets of the exposed ports by task, once all are exposed."""
+        return self.path / "sockets.json"
+
 
 async def _expose(place: Place) -> None:
     """Expose the port for two tasks: `t` through SSH alone, `d` directly."""
@@ -85,8 +101,11 @@ async def _expose(place: Place) -> None:
     )
     ports = ExposedPorts(access, records, tasks.get, threads, direct=direct)
     await ports.open(EventLog(epoch="e"))
-    for info in tasks.values():
-        await ports.expose(info, place.app)
+    sockets = {id: (await ports.expose(info, place.app)).socket for id, info in tasks.items()}
+    # Its reader waits until it is there, and must not find half of it.
+    written = place.sockets.with_suffix(".new")
+    written.write_bytes(msgspec.json.encode(sockets))
+    written.rename(place.sockets)
     await asyncio.Event().wait()
 
 
@@ -115,6 +134,7 @@ def _options(place: Place) -> agent.Options:
 
 
 def _snapshot(place: Place, sshd: SshDaemon) -> Snapshot:
+    sockets = msgspec.json.decode(place.sockets.read_bytes(), type=dict[str, str])
     services = tuple(
         GatewayService(
             run_id=id,
@@ -122,14 +142,7 @@ def _snapshot(place: Place, sshd: SshDaemon) -> Snapshot:
             owner="o",
             host=host,
             auth=False,
-            replicas=(
-                GatewayReplica(
-                    id=id,
-                    group="main",
-                    node_id="n",
-                    socket=str(place.path / "exposed" / f"{id}-{place.app}.sock"),
-                ),
-            ),
+            replicas=(GatewayReplica(id=id, group="main", node_id="n", socket=sockets[id]),),
         )
         for id, host in (("t", HOST), ("d", DIRECT_HOST))
     )
@@ -167,7 +180,8 @@ def _plain(place: Place) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def _bed() -> Iterator[tuple[Place, psutil.Process]]:
+def bed() -> Iterator[tuple[Place, psutil.Process]]:
+    """Give the place, and the agent's process, once each way to the app carries requests."""
     # Short, whatever $TMPDIR says: the path of a unix socket has at most 107 bytes (unix(7)).
     folder = Path(tempfile.mkdtemp(prefix="fl-bench-", dir="/tmp"))
     # sshd opens the sockets in it as another user, and mkdtemp makes it 0700.
@@ -182,7 +196,6 @@ def _bed() -> Iterator[tuple[Place, psutil.Process]]:
         state = AgentState(folder / "state")
         public = state.identity().export_public_key().decode()
         sshd.gateway_keys.write_text(f"restrict,port-forwarding {public}")
-        state.keep(_snapshot(place, sshd))
         sshd.start()
         stack.callback(sshd.stop)
         described = folder / "place.json"
@@ -190,24 +203,25 @@ def _bed() -> Iterator[tuple[Place, psutil.Process]]:
         runner = folder / "runner.sock"
         task = ("--task", str(folder / "task"), "--socket", str(runner), "--peers", "any")
         stack.enter_context(program("entrypoint.main", *task))
-        wait_until(runner.exists, 20)
+        wait_until(runner.exists)
         stack.enter_context(program("bench.services", "--app", str(place.app)))
         stack.enter_context(program("bench.gateway", "--expose", str(described)))
-        wait_until((folder / "exposed" / f"d-{place.app}.sock").exists, 20)
+        wait_until(place.sockets.exists)
+        state.keep(_snapshot(place, sshd))
         of_node = place.direct_access
         at_node = Daemon(["/usr/sbin/haproxy", "-f", of_node.configuration], folder / "node.log")
         at_node.spawn()
         stack.callback(at_node.kill9)
-        wait_until(partial(listens, of_node.admin), 20)
+        wait_until(partial(listens, of_node.admin))
         stack.callback(_caddy(folder, _plain(place), "plain").kill9)
         balancer = haproxy_daemon(_options(place).paths, Ports(http=place.http, https=free_port()))
         balancer.spawn()
         stack.callback(balancer.kill9)
-        wait_until((folder / "haproxy/admin.sock").exists, 20)
+        wait_until((folder / "haproxy/admin.sock").exists)
         serving = stack.enter_context(program("bench.gateway", "--agent", str(described)))
         for port in (place.app, place.plain):
-            wait_until(partial(answers, port), 20)
-        wait_until(partial(_are_fast, place), 20)
+            wait_until(partial(answers, port))
+        wait_until(partial(_are_fast, place))
         yield place, serving
 
 
@@ -227,12 +241,7 @@ def _map(place: Place, name: str) -> str:
 
 async def _measure(place: Place, serving: psutil.Process, seconds: float) -> None:
     print("| | app alone | plain Caddy | gateway | directly | |\n|---|---:|---:|---:|---:|---|")
-    asked = {
-        "app": (place.app, HOST),
-        "plain": (place.plain, HOST),
-        "gateway": (place.http, HOST),
-        "direct": (place.http, DIRECT_HOST),
-    }
+    asked = place.ways
     for connections in (1, 32):
         rounds: dict[str, list[Load]] = {name: [] for name in asked}
         cpu = 0.0
@@ -283,8 +292,9 @@ def main() -> None:
         return
     if os.geteuid() != 0:
         raise SystemExit("bench: it starts its own sshd: run it as root")
+    unwind_on_sigterm()
     print(f"`./dev bench gateway` ({report.machine()}):\n")
-    with _bed() as (place, serving):
+    with bed() as (place, serving):
         uvloop.run(_measure(place, serving, given.seconds))
 
 

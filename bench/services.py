@@ -29,6 +29,7 @@ import uvloop
 from aiohttp import web
 
 from bench import report
+from bench.parts import unwind_on_sigterm
 from common.proxy.entry import Proxy, Settings, tidy, to_services
 from common.proxy.view import Replica, Service
 from controller.clock import SystemClock
@@ -244,7 +245,8 @@ def program(*arguments: str) -> Iterator[psutil.Process]:
 
 
 @contextlib.contextmanager
-def _bed() -> Iterator[tuple[Place, psutil.Process]]:
+def bed() -> Iterator[tuple[Place, psutil.Process]]:
+    """Give where the proxy and its app listen, and the proxy's process."""
     folder = Path(tempfile.mkdtemp(prefix="fl-bench-", dir="/tmp"))
     folder.chmod(0o755)
     with contextlib.ExitStack() as stack:
@@ -268,13 +270,13 @@ def _bed() -> Iterator[tuple[Place, psutil.Process]]:
         described.write_bytes(msgspec.json.encode(place))
         task = ("--task", str(folder / "task"), "--socket", place.socket, "--peers", "any")
         stack.enter_context(program("entrypoint.main", *task))
-        wait_until(Path(place.socket).exists, 20)
+        wait_until(Path(place.socket).exists)
         # sshd opens it as the user who logs in.
         Path(place.socket).chmod(0o666)
         stack.enter_context(program("bench.services", "--app", str(place.app)))
         proxy = stack.enter_context(program("bench.services", "--proxy", str(described)))
         for port in (place.app, place.listen):
-            wait_until(partial(answers, port), 20)
+            wait_until(partial(answers, port))
         yield place, proxy
 
 
@@ -348,8 +350,9 @@ def main() -> None:
     elif os.geteuid() != 0:
         raise SystemExit("bench: it starts its own sshd: run it as root")
     else:
+        unwind_on_sigterm()
         print(f"`./dev bench services` ({report.machine()}):\n")
-        with _bed() as (place, proxy):
+        with bed() as (place, proxy):
             uvloop.run(_measure(place, proxy, given))
 
 

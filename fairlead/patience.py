@@ -7,11 +7,9 @@ Apart from `follow`: a submission waits too, and loads nothing that only the ans
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable
-from http import HTTPStatus
 from types import TracebackType
 
 from fairlead.errors import ApiError, ConnectionLost, FairleadError
@@ -19,6 +17,7 @@ from fairlead.errors import ApiError, ConnectionLost, FairleadError
 FIRST_WAIT_SECONDS = 0.2
 MAX_WAIT_SECONDS = 10.0
 GIVE_UP_SECONDS = 15 * 60.0
+_FIRST_OF_SERVER_ERRORS = 500
 Tell = Callable[[str], None]
 
 
@@ -71,6 +70,8 @@ class Patience:
             minutes = round(GIVE_UP_SECONDS / 60)
             raise ConnectionLost(f"{error}; gave up after {minutes} minutes, but jobs go on")
         self._outages.lost(error)
+        import random  # 1 ms, which a submission that is answered saves
+
         # Spread, so that all who lost a controller do not come back to it in the same moment.
         self._sleep(self._wait * random.uniform(0.8, 1.2))
         self._wait = min(MAX_WAIT_SECONDS, self._wait * 2)
@@ -94,7 +95,7 @@ class Patience:
         traceback: TracebackType | None,
     ) -> bool:
         is_away = isinstance(error, ConnectionLost)
-        if isinstance(error, ApiError) and error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if isinstance(error, ApiError) and error.status >= _FIRST_OF_SERVER_ERRORS:
             is_away = True
         if isinstance(error, FairleadError) and is_away:
             self.lost(error)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
-
 from fairlead.errors import ApiError, FairleadError, UsageError
 
 EXIT_FAILED = 1
@@ -33,7 +31,7 @@ def exit_status_of(error: FairleadError) -> int:
     match error:
         case CliError():
             return error.exit_status
-        case UsageError() | ApiError(status=HTTPStatus.BAD_REQUEST):
+        case UsageError() | ApiError(status=400):
             return EXIT_USAGE
         case _:
             return EXIT_FAILED

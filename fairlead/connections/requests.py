@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -40,6 +39,7 @@ SILENCE_SECONDS = 35.0
 """Seconds of three missed heartbeats of a watch."""
 UNHEARD_SECONDS = 60
 """A connection to the only address breaks when the machine confirms nothing for so long."""
+_SWITCHING_PROTOCOLS = 101
 _CLOSED = "the client was closed: make another one"
 _LOST = (OSError, BadAnswer, BadRequest)
 
@@ -201,7 +201,7 @@ class Requests:
             response = self._send(
                 connection, address, "GET", path, query, None, websocket.handshake(key)
             )
-            if response.status != HTTPStatus.SWITCHING_PROTOCOLS:
+            if response.status != _SWITCHING_PROTOCOLS:
                 raise self.refusal(response.status, self._read(response), address)
             names = ("Upgrade", "Connection", "Sec-WebSocket-Accept")
             try:

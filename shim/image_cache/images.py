@@ -91,6 +91,8 @@ class Images:
         self._now = now
         self._pulls: dict[Key, _SharedPull] = {}
         self._holders: dict[str, str] = {}
+        self._early: dict[str, asyncio.Task[ImageInfo | None]] = {}
+        """What `look_early` has begun, by holder."""
         self._ours: dict[str, ImageRecord] = {}
         self._kept: frozenset[str] = frozenset()
         self._looking = 0
@@ -112,14 +114,26 @@ class Images:
 
     async def close(self) -> None:
         chores: list[asyncio.Future[Any]] = [pull.task for pull in self._pulls.values()]
+        chores += self._early.values()
         if self._collecting is not None:
             chores.append(self._collecting)
         for chore in chores:
             chore.cancel()
         await asyncio.gather(*chores, return_exceptions=True)
 
+    def look_early(self, reference: str, holder: str) -> None:
+        """Begin to look for the image: `local` for the same holder takes the answer, and `forget`
+        or `let_go` ends the look."""
+        if holder not in self._early:
+            look = self._look(reference, holder)
+            self._early[holder] = asyncio.create_task(look, name=f"image of {holder}")
+
     async def local(self, reference: str, holder: str) -> ImageInfo | None:
         """Return the image on this node, held for `holder` (a task) until `let_go`."""
+        early = self._early.pop(holder, None)
+        return await (self._look(reference, holder) if early is None else early)
+
+    async def _look(self, reference: str, holder: str) -> ImageInfo | None:
         # In a loop: a further removal may have begun before this task ran again.
         while not self._settled.is_set():
             await self._settled.wait()
@@ -134,9 +148,15 @@ class Images:
 
     async def let_go(self, holder: str, reference: str) -> None:
         """End its use. Raises OSError when that cannot be recorded."""
-        if self._holders.pop(holder, None) is not None and _key(reference) in self._ours:
+        if await self.forget(holder) and _key(reference) in self._ours:
             await self._note(reference)
         self.collect_soon()
+
+    async def forget(self, holder: str) -> bool:
+        """Let an image go that was not used; return whether the holder had one."""
+        if (early := self._early.pop(holder, None)) is not None:
+            await _end(early)
+        return self._holders.pop(holder, None) is not None
 
     async def pull(
         self, reference: str, auth: RegistryAuth | None, holder: str, progress: Progress
@@ -339,7 +359,7 @@ def _key(reference: str) -> str:
     return hashlib.sha256(reference.encode()).hexdigest()
 
 
-async def _end(task: asyncio.Future[ImageInfo]) -> None:
+async def _end(task: asyncio.Future[Any]) -> None:
     """Cancel the task and wait for its end."""
     if not task.done():
         task.cancel()

@@ -24,6 +24,7 @@ from fairlead.wire.shim import (
     GpuInfo,
     NetworkMode,
     Notice,
+    PullPolicy,
     RefusalCode,
     TaskInfo,
     TaskRequest,
@@ -54,6 +55,7 @@ from shim.state.records import (
 )
 from shim.tasks import driver, reconcile
 from shim.tasks.steps.base import RunLocks, StepContext
+from shim.tasks.steps.image import reference_of
 from shim.tasks.steps.ssh import PORT_NAME
 from shim.tasks.task import TaskState
 from shim.volumes.mounter import Mounter
@@ -323,6 +325,9 @@ class Supervisor:
         self._check_network(request)
         allocation = self.ledger.plan(task_id, request)
         record = self._new_record(task_id, request, caller, allocation.gpus)
+        # Meanwhile, since it only reads: the engine needs some milliseconds of each start for it.
+        if request.pull_policy is not PullPolicy.ALWAYS:
+            self.images.look_early(reference_of(request), task_id)
         try:
             await all_stored(
                 self.fences.hear(caller),
@@ -330,6 +335,7 @@ class Supervisor:
                 self._books.tasks.save(task_id, record),
             )
         except Refused:
+            await self.images.forget(task_id)
             await self._take_back(task_id, held, allocation)
             raise
         self.ledger.hold(allocation)

@@ -174,7 +174,7 @@ class Wires:
         with self._lock:
             if name in self._attached or name in self._expected:
                 return
-            self._nft(rules.add(self._names, run_id, name))
+            self._add(run_id, name)
             self._expected[name] = run_id
 
     def attach(self, one: Attachment, pid: int, still: Callable[[], bool]) -> None:
@@ -224,7 +224,7 @@ class Wires:
             self._attached[name] = one
             # Before the container's end has an address: no packet goes out past the rules.
             if self._expected.pop(name, None) is None:
-                self._nft(rules.add(self._names, one.run_id, name))
+                self._add(one.run_id, name)
         inside.run("ip", "-batch", "-", given=wiring.in_container(wire))
 
     def _ignore_advertisements(self, name: str) -> None:
@@ -355,6 +355,18 @@ class Wires:
         # The kernel may have removed it meanwhile, with the namespace of its other end.
         if not self._namespace.answers("ip", "link", "delete", name) and name in self._links():
             raise WireError(f"{name} cannot be removed")
+
+    def _add(self, run_id: str, name: str) -> None:
+        """Write the rules of a wire, and first what another program took away. Raises WireError."""
+        text = rules.add(self._names, run_id, name)
+        try:
+            self._nft(text)
+        except WireError:
+            # `nft flush ruleset` a moment ago, and `repair` has not come yet: no fault of the node.
+            if self._keeps_apart():
+                raise
+            self.repair()
+            self._nft(text)
 
     def _nft(self, text: str) -> None:
         with self._lock:

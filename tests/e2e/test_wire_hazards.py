@@ -347,6 +347,25 @@ def test_a_wire_whose_rules_are_flushed_before_it_is_made_is_closed_until_they_a
         assert lab.wires.detach("t1") == address
 
 
+@pytest.mark.parametrize("is_expected", [True, False], ids=["expected", "attached"])
+def test_a_flush_between_two_starts_costs_the_second_one_nothing(
+    node: WireNode, member: Member, is_expected: bool
+) -> None:
+    with wire_lab(node) as lab:
+        first, theirs = lab.connect("t2", "theirs")
+        node.inside("nft", "flush", "ruleset")
+        # Nothing else repairs it here: an agent's repair comes some milliseconds later.
+        if is_expected:
+            lab.wires.expect("t1", "ours")
+        address = IPv4Address(lab.wires.give())
+        ours = Attachment(task_id="t1", run_id="ours", container="t1", address=address)
+        lab.wires.attach(ours, member.pid, lambda: True)
+        assert member.reached(OUTSIDE, theirs.address) == [True, False]
+        assert first.reached(OUTSIDE, address) == [True, False]
+        assert lab.wires.detach("t1") == address
+    _docker_again(node)
+
+
 def test_the_last_shim_leaves_nothing_in_the_nodes_firewall(node: WireNode) -> None:
     ours = ("iptables-save", "ip6tables-save")
     with wire_lab(node) as lab:

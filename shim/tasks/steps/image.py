@@ -8,7 +8,7 @@ import time
 import msgspec
 
 from common.files.task_folder import IMAGE_CONFIG_NAME, ImageConfig
-from fairlead.wire.shim import PullPolicy, PullProgress, TaskStatus
+from fairlead.wire.shim import PullPolicy, PullProgress, TaskRequest, TaskStatus
 from shim.engines.base import ImageError, ImageInfo, ImageProblem, pinned
 from shim.files import safe_files
 from shim.tasks.steps.base import StepContext
@@ -18,7 +18,7 @@ _SHOWN_EVERY = 0.5
 
 class Image:
     async def do(self, ctx: StepContext) -> None:
-        reference = _reference(ctx)
+        reference = reference_of(ctx.task.request)
         image = await self._local(ctx, reference) or await self._pull(ctx, reference)
         ctx.image = image
         config = msgspec.convert(image, ImageConfig, from_attributes=True)
@@ -30,7 +30,7 @@ class Image:
     async def undo(self, ctx: StepContext) -> None:
         """Let the image go. It stays for the next task, and may be removed when the disk is
         full."""
-        await ctx.images.let_go(ctx.task.info.id, _reference(ctx))
+        await ctx.images.let_go(ctx.task.info.id, reference_of(ctx.task.request))
 
     async def _local(self, ctx: StepContext, reference: str) -> ImageInfo | None:
         request = ctx.task.request
@@ -99,8 +99,8 @@ async def _confirm(ctx: StepContext, reference: str, image: ImageInfo) -> None:
         access.grant(task.info.run_id, image)
 
 
-def _reference(ctx: StepContext) -> str:
-    return pinned(ctx.task.request.image, ctx.task.request.image_digest)
+def reference_of(request: TaskRequest) -> str:
+    return pinned(request.image, request.image_digest)
 
 
 async def _credentials(ctx: StepContext) -> None:

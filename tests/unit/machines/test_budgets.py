@@ -49,8 +49,8 @@ def test_a_dearer_offer_is_left_where_a_cheaper_one_fits_the_budget() -> None:
     ("spending", "bought", "why"),
     [
         (Spending(), 3, None),
-        (Spending(together=Budget(per_hour=2.0)), 2, "this installation may cost 2 an hour"),
-        (Spending(each_user=Budget(per_hour=1.0)), 1, "user ada may cost 1 an hour"),
+        (Spending(together=Budget(per_hour=2.0)), 2, "this installation may cost 2.00 an hour"),
+        (Spending(each_user=Budget(per_hour=1.0)), 1, "user ada may cost 1.00 an hour"),
         (Spending(each_user=Budget(per_hour=1.0), users={"ada": Budget()}), 3, None),
         (Spending(users={"ada": Budget(per_month=1.0)}), 1, "user ada may cost 1.00 a month"),
     ],

@@ -11,10 +11,11 @@ import pytest
 
 from fairlead.wire.shim import NetworkMode, PullProgress, RegistryAuth
 from shim.engines.base import ContainerSpec, ImageError, ImageInfo, ImageProblem, pinned
+from shim.errors import EngineError
 from shim.image_cache.access import ImageAccess
 from shim.image_cache.images import ImageRecord, Images, Watermarks
 from tests.doubles.engines import MemoryContainer, MemoryEngine, MemoryHost
-from tests.doubles.failing_engines import FullEngine
+from tests.doubles.failing_engines import FullEngine, StubbornEngine
 from tests.doubles.records import MemoryRecords
 from tests.simulation.virtual import VirtualLoop
 from tests.support.waiting import LONG, eventually
@@ -116,6 +117,39 @@ async def test_nobody_gets_an_image_through_the_password_of_another(world: World
     assert (await anna).id == "id-a"
     with pytest.raises(ImageError, match="refused"):
         await ben
+
+
+async def test_the_answer_of_an_early_look_is_given_once(world: World) -> None:
+    await world.pull("a", "of-a")
+    world.images.look_early("a", "t1")
+    await asyncio.sleep(0)
+    world.host.local.clear()
+    assert await world.images.local("a", "t1") == ImageInfo(id="id-a")
+    assert await world.images.local("a", "t1") is None
+
+
+async def test_after_an_early_look_that_failed_the_engine_is_asked_again(world: World) -> None:
+    engine = StubbornEngine(world.host, "local_image", 1)
+    images = Images(engine, world.records, access(engine), 30.0)
+    images.look_early("a", "t1")
+    with pytest.raises(EngineError, match="does not work now"):
+        await images.local("a", "t1")
+    assert await images.local("a", "t1") is None
+    await images.close()
+
+
+@pytest.mark.parametrize("has_ended", [True, False], ids=["ended", "under way"])
+async def test_an_early_look_holds_the_image_until_its_task_is_refused(
+    world: World, has_ended: bool
+) -> None:
+    world.host.image_bytes = 20
+    await world.used_and_left("a")
+    world.images.look_early("a", "t1")
+    if has_ended:
+        await asyncio.sleep(0)
+        assert await world.images.collect(until=0.0) == 0
+    await world.images.forget("t1")
+    assert await world.images.collect(until=0.0) == 1
 
 
 async def test_a_pull_without_progress_is_given_up() -> None:

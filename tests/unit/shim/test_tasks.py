@@ -33,13 +33,13 @@ from shim.engines.base import (
 )
 from shim.errors import EngineError
 from shim.state.fencing import Caller
-from shim.state.records import RecordBooks
+from shim.state.records import RecordBooks, TaskRecord
 from shim.tasks import stopping
 from tests.doubles.engines import MemoryEngine
 from tests.doubles.failing_engines import FailingEngine, HangingEngine
 from tests.doubles.gpus import MemoryGpus
 from tests.doubles.records import FailingRecords, books_in_memory
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.unit.shim.parts import (
     CALLER,
     GPU,
@@ -298,6 +298,44 @@ async def test_addresses_are_told_with_the_record_that_has_them_and_given_once(n
         await eventually(lambda: all(task.coming.address for task in tasks))
         assert [task.info.address for task in tasks] == [None, None]
         assert len({task.coming.address for task in tasks}) == 2
+
+
+async def test_the_image_is_looked_for_while_the_submission_is_stored(node: Node) -> None:
+    engine, asked = MemoryEngine(node.host), asyncio.Event()
+    look, store = engine.local_image, node.books.tasks.save
+
+    async def looked(reference: str) -> ImageInfo | None:
+        asked.set()
+        return await look(reference)
+
+    async def stored(key: str, record: TaskRecord) -> None:
+        await asked.wait()
+        await store(key, record)
+
+    engine.local_image = looked  # type: ignore[method-assign]
+    node.books.tasks.save = stored  # type: ignore[method-assign]
+    async with node.shim(engine) as service:
+        async with asyncio.timeout(LONG):
+            await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+
+
+async def test_the_look_for_an_image_ends_with_the_refusal_of_its_task(node: Node) -> None:
+    engine, ended = MemoryEngine(node.host), asyncio.Event()
+
+    async def looked(reference: str) -> ImageInfo | None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return None
+
+    engine.local_image = looked  # type: ignore[method-assign]
+    memory = books_in_memory()
+    node.books = RecordBooks(FailingRecords(), memory.allocations, memory.fences)
+    async with node.shim(engine) as service:
+        assert await refused(service, "t1") == "storage"
+        assert ended.is_set()
 
 
 async def test_a_node_that_is_full_after_all_is_said_to_be_full_and_not_broken(node: Node) -> None:

@@ -227,6 +227,38 @@ def test_the_rules_of_an_expected_wire_are_written_once_and_removed_without_a_wi
     assert namespace.started == [("nft", "-f", "-")] * 2
 
 
+class FlushedNamespace(QuietNamespace):
+    """Has no table, as after `nft flush ruleset`, until the whole of it is written. `given` are the
+    texts for nft."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_table = False
+        self.given: list[str] = []
+
+    def run(self, *argv: str, given: str = "", fds: Sequence[int] = ()) -> str:
+        if argv[0] != "nft":
+            return super().run(*argv, given=given, fds=fds)
+        if given:
+            self.given.append(given)
+            self.has_table |= given.startswith("table ")
+        if not self.has_table:
+            raise WireError("nft: No such file or directory")
+        return "jump from_wire"
+
+
+def test_a_table_that_somebody_flushed_is_written_again_before_a_wires_rules() -> None:
+    namespace = FlushedNamespace()
+    wires = Wires("install-1", namespace)
+    wires.open((ATTACHED,), IPv4Network("10.80.0.0/30"))
+    namespace.has_table = False
+    namespace.given.clear()
+    wires.expect("t2", "run-2")
+    added = rules.add(NAMES, "run-2", NAMES.wire("t2"))
+    whole = rules.table(NAMES, {"run": [NAMES.wire("t1")]})
+    assert namespace.given == [added, whole, added]
+
+
 def test_rules_that_could_not_be_written_are_not_counted_on() -> None:
     namespace = ToldNamespace(dev="")
     wires = Wires("install-1", namespace)
