@@ -104,6 +104,8 @@ class GcpDouble:
         """The permissions of the account; None: all."""
         self.skus: list[dict[str, Any]] = []
         self.quotas: list[dict[str, Any]] = []
+        self.public = "127.1.0"
+        """The network of public addresses."""
         self.key = _key_of_tests()
         self._operations: dict[str, dict[str, Any]] = {}
         self._begun: dict[str, str] = {}
@@ -240,7 +242,9 @@ class GcpDouble:
         (interface,) = wish["networkInterfaces"]
         address = {"networkIP": f"127.2.0.{number}", "subnetwork": interface["subnetwork"]}
         if "accessConfigs" in interface:
-            address["accessConfigs"] = [{"type": "ONE_TO_ONE_NAT", "natIP": f"127.1.0.{number}"}]
+            address["accessConfigs"] = [
+                {"type": "ONE_TO_ONE_NAT", "natIP": f"{self.public}.{number}"}
+            ]
         self.instances[zone, wish["name"]] = {
             "name": wish["name"],
             "zone": f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/zones/{zone}",

@@ -47,6 +47,8 @@ class HetznerDouble:
         """Refusals of the next calls, by method and path."""
         self.loses = False
         """Whether the next server is made and its answer is lost."""
+        self.public = "127.1.0"
+        """The network of public addresses."""
         self.page: int | None = None
         """The most servers on a page."""
         self.cuts = False
@@ -148,7 +150,7 @@ class HetznerDouble:
             "created": datetime.now(UTC).isoformat(),
             "labels": wish["labels"],
             "public_net": {
-                "ipv4": {"ip": f"127.1.0.{number % 250}"}
+                "ipv4": {"ip": f"{self.public}.{number % 250}"}
                 if wish["public_net"]["enable_ipv4"]
                 else None,
                 "ipv6": None,

@@ -1,9 +1,9 @@
 """What boots for the machines of clouds' doubles: shims and sshds of this host, made from the
 user-data of an order as cloud-init and the scripts of an image make a node of a machine.
 
-Each has the address that its cloud tells, on the loopback, with sshd at port 22. Its jobs are plain
-processes. In the mounts of its sshd there is a tunnel user of the name that nodes have, and the
-shim's socket where nodes have it.
+Each is a network namespace with the address that its cloud tells, and an sshd at port 22. Its jobs
+are plain processes. In the mounts of its sshd there is a tunnel user of the name that nodes have,
+and the shim's socket where nodes have it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 
 import yaml
 
+from tests.support.daemons import run
+from tests.support.machines import Switch
 from tests.support.processes import ShimProcess
 from tests.support.ssh_daemon import TUNNEL_USER, SshDaemon, make_tunnel_user
 
@@ -28,8 +30,9 @@ _MOUNTS = f'mount --bind "$1" /etc/passwd && mount --bind "$2" {_SOCKETS} && shi
 class CloudComputer:
     """One machine that was turned on."""
 
-    def __init__(self, folder: Path, address: str, user_data: str) -> None:
+    def __init__(self, folder: Path, namespace: str, address: str, user_data: str) -> None:
         folder.mkdir(parents=True)
+        self._namespace = namespace
         self._folder = folder
         self.document: dict[str, Any] = yaml.safe_load(user_data)
         options, key = self._install_options(), folder / "ssh/host_key_ed25519"
@@ -39,6 +42,7 @@ class CloudComputer:
             *("--cpus", "1", "--memory", "1GiB"),
             *shlex.split(self._rented().get("FAIRLEAD_RENTED_OPTIONS", "")),
             outlasts_tests=True,
+            netns=namespace,
             env={
                 "FAIRLEAD_HOST_KEY": str(key),
                 "PATH": f"{self._programs()}:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -49,6 +53,7 @@ class CloudComputer:
         self.sshd = SshDaemon(
             folder / "ssh",
             address,
+            namespace,
             port=22,
             user=_NODE_USER,
             within=(*within, str(self.shim.socket.parent)),
@@ -71,6 +76,7 @@ class CloudComputer:
     def close(self) -> None:
         self.sshd.stop()
         self.shim.close()
+        run(["ip", "netns", "delete", self._namespace])
         shutil.rmtree(self._folder)
 
     def _install_options(self) -> dict[str, str]:
@@ -107,10 +113,14 @@ class CloudComputer:
 
 
 class CloudComputers:
-    """All that are on, by the ids of their cloud."""
+    """All that are on, by the ids of their cloud, which gives its machines the addresses 1, 2, … of
+    the network `public`."""
 
     def __init__(self, folder: Path) -> None:
         self.running: dict[str, CloudComputer] = {}
+        self._switch = Switch()
+        self._switch.build()
+        self.public = self._switch.network
         self._count = 0
         self._folder = folder
 
@@ -122,9 +132,14 @@ class CloudComputers:
         for name in machines.keys() - self.running.keys():
             self._count += 1
             # Ids of clouds are long, and paths of sockets have 107 bytes.
-            computer = CloudComputer(self._folder / str(self._count), *machines[name])
+            folder = self._folder / str(self._count)
+            address, user_data = machines[name]
+            namespace, ours = self._switch.connect(self._count)
+            assert address == ours, f"the cloud tells {address}"
+            computer = CloudComputer(folder, namespace, address, user_data)
             self.running[name] = computer
             computer.start()
 
     def close(self) -> None:
         self.follow({})
+        self._switch.remove()

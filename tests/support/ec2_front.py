@@ -111,6 +111,8 @@ class Ec2Front:
         self.spot_prices: dict[str, float] = {}
         """The present price of a spot machine by type in each of `zones`; none: moto's."""
         self.zones: tuple[str, ...] = ()
+        self.address: str | None = None
+        """That of its only machine; None: each has one of the loopback."""
         self.watcher: Callable[[str], None] | None = None
         """It is told each action that makes or ends a machine, once it is done and before its
         answer."""
@@ -251,7 +253,7 @@ class Ec2Front:
             aiohttp.ClientSession() as session,
             session.post(self._moto, data=urlencode(wish), headers=headers) as answer,
         ):
-            return answer.status, _at_loopback(await answer.read())
+            return answer.status, _with_addresses(await answer.read(), self.address)
 
     async def _end_those_that_are_off(self, request: web.Request, computers: Computers) -> None:
         """With `InstanceInitiatedShutdownBehavior: terminate` a machine ends with its power."""
@@ -275,10 +277,11 @@ class Ec2Front:
         return asked
 
 
-def _at_loopback(content: bytes) -> bytes:
-    """Return the answer with addresses of this machine: moto makes up public ones, which may be
-    somebody's."""
-    return _ADDRESS.sub(rb"<\1>127.77.\2.\3</\1>", content)
+def _with_addresses(content: bytes, address: str | None) -> bytes:
+    """Return the answer with this address, or some of this machine: moto makes up public ones,
+    which may be somebody's."""
+    ours = rb"127.77.\2.\3" if address is None else address.encode()
+    return _ADDRESS.sub(rb"<\1>" + ours + rb"</\1>", content)
 
 
 def _address_in(content: bytes) -> str:

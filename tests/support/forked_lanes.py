@@ -180,6 +180,9 @@ class _Heard:
         """Take what it tells now; return whether more may come through `fd`."""
         if fd == self.pipe:
             return self._read(config)
+        # An interrupted test may leave daemons. Nobody gets the group's id before the wait below.
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGTERM)
         _, status = os.waitpid(self.pid, 0)
         self._read(config)
         # A process that a test has forked may hold the pipe, so its end is not waited for.

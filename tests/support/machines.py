@@ -38,6 +38,11 @@ class Switch:
         self._namespace = f"{self._tag}sw"
         self._ours = f"{self._tag}c"
 
+    @property
+    def network(self) -> str:
+        """The first three numbers of each address."""
+        return self._network
+
     def build(self) -> None:
         run(["ip", "netns", "add", self._namespace])
         # Without a spanning tree a port forwards as soon as its cable is mended.

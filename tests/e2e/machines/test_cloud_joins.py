@@ -63,7 +63,7 @@ def _in_thread(double: AbstractAsyncContextManager[T]) -> Iterator[T]:
 
 
 @contextmanager
-def _of_gcp(folder: Path) -> Iterator[Account]:
+def _of_gcp(folder: Path, public: str) -> Iterator[Account]:
     def machines(double: GcpDouble) -> dict[str, tuple[str, str]]:
         user_data = {
             wish["name"]: item["value"]
@@ -77,6 +77,7 @@ def _of_gcp(folder: Path) -> Iterator[Account]:
         }
 
     with _in_thread(gcp()) as double:
+        double.public = public
         provider = {
             "type": "gcp",
             "project": PROJECT,
@@ -89,7 +90,7 @@ def _of_gcp(folder: Path) -> Iterator[Account]:
 
 
 @contextmanager
-def _of_hetzner(folder: Path) -> Iterator[Account]:
+def _of_hetzner(folder: Path, public: str) -> Iterator[Account]:
     def machines(double: HetznerDouble) -> dict[str, tuple[str, str]]:
         user_data = {wish["name"]: wish["user_data"] for wish in list(double.wishes)}
         return {
@@ -101,6 +102,7 @@ def _of_hetzner(folder: Path) -> Iterator[Account]:
     token.write_text(TOKEN)
     token.chmod(0o600)
     with _in_thread(hetzner()) as double:
+        double.public = public
         provider = {
             "type": "hetzner",
             "token_file": str(token),
@@ -112,12 +114,13 @@ def _of_hetzner(folder: Path) -> Iterator[Account]:
 
 
 @contextmanager
-def _of_aws(folder: Path) -> Iterator[Account]:
+def _of_aws(folder: Path, public: str) -> Iterator[Account]:
     with pytest.MonkeyPatch.context() as patch, moto_server(folder) as moto:
         patch.setenv("AWS_ACCESS_KEY_ID", "fairlead-tests")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "canary-of-ec2")
         patch.setenv("AWS_ENDPOINT_URL_STS", moto)
         with front_in_thread(moto) as front:
+            front.address = f"{public}.1"
             session = botocore.session.Session()
             ec2: Any = session.create_client("ec2", region_name=REGION, endpoint_url=front.url)
             image = ec2.register_image(Name="fairlead", RootDeviceName="/dev/sda1")["ImageId"]
@@ -162,12 +165,12 @@ def _apply(controller: ControllerProcess, folder: Path, **document: Any) -> None
 
 @pytest.mark.parametrize("cloud", [_of_gcp, _of_hetzner, _of_aws])
 def test_a_machine_becomes_a_node_by_the_user_data_of_its_order(
-    cloud: Callable[[Path], AbstractContextManager[Account]],
+    cloud: Callable[[Path, str], AbstractContextManager[Account]],
     computers: CloudComputers,
     controller_process: ControllerFactory,
     tmp_path: Path,
 ) -> None:
-    with cloud(tmp_path) as account:
+    with cloud(tmp_path, computers.public) as account:
         _rent_and_give_back(account, computers, controller_process, tmp_path)
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support.lanes import Queue
@@ -150,11 +151,13 @@ def test_a_test_that_fails_in_a_forked_lane_is_told_with_the_files_before(projec
 
 
 DIES = """
-    # The child is forked, so it has the lane's pipe; it outlives the lane.
-    child = os.fork()
-    if not child:
+    # The child is forked, so it has the lane's pipe; it outlives the lane, in a group of its own.
+    if not os.fork():
+        os.setsid()
+        Path("child").write_text(str(os.getpid()))
         signal.pause()
-    Path("child").write_text(str(child))
+    while not (Path("child").exists() and Path("child").read_text()):
+        pass
     signal.raise_signal"""
 
 
@@ -197,6 +200,24 @@ def test_an_interrupt_reaches_each_forked_lane_once(project: Path) -> None:
     assert run.returncode == 2
     assert "KeyboardInterrupt" in output
     assert (project / "given-back").exists()
+
+
+LEAVES = """
+    import subprocess
+    left = subprocess.Popen(["sleep", "1000"])
+    Path("left").write_text(str(left.pid))
+    import time; time.sleep(1000)
+"""
+
+
+def test_what_an_interrupted_test_leaves_ends_with_its_lane(project: Path) -> None:
+    (project / "far" / "test_held.py").write_text(HELD + LEAVES)
+    with waiting(project, 1) as run:
+        wait_until(lambda: (project / "left").exists() and (project / "left").read_text())
+        left = psutil.Process(int((project / "left").read_text()))
+        run.send_signal(signal.SIGINT)
+        run.communicate()
+    wait_until(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_an_interrupt_of_one_forked_lane_ends_the_run(project: Path) -> None:
