@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import struct
@@ -121,6 +122,13 @@ class Namespace:
         # Two lines of headings; a program that lists them would cost each start some milliseconds.
         lines = self.read("/proc/net/dev").splitlines()[2:]
         return [line.partition(":")[0].strip() for line in lines]
+
+    def sends(self, device: str) -> bool:
+        """Return whether the kernel sends what the device gets: it drops all until it has noticed,
+        in its own time, that the other end of a veth is up. Raises WireError."""
+        # The flags of netdevice(7) say that a new device runs before the kernel has looked at it.
+        listed = json.loads(self.run("ip", "-j", "link", "show", "dev", device))
+        return bool(listed[0]["operstate"] == "UP")
 
     def routes(self, path: str = ROUTES) -> list[Route]:
         """Return the IPv4 routes. Raises WireError."""

@@ -140,7 +140,14 @@ def test_another_firewall_is_doubted(chain: dict[str, Any], doubted: bool) -> No
 
 
 class QuietNamespace(Namespace):
-    """A node that forwards, has an engine's chain, and nothing else."""
+    """A node that forwards, has an engine's chain, and nothing else. Its devices send after they
+    were asked `idle` times whether they do."""
+
+    idle = 0
+
+    def sends(self, device: str) -> bool:
+        self.idle -= 1
+        return self.idle < 0
 
     def run(self, *argv: str, given: str = "", fds: Sequence[int] = ()) -> str:
         return {"cat": "1\n", "ip": "[]"}.get(argv[0], "")
@@ -437,6 +444,22 @@ def _wired() -> tuple[EnteredNamespace, Wires, Attachment]:
     namespace.started.clear()
     address = IPv4Address("10.80.0.2")
     return namespace, wires, Attachment(task_id="t1", run_id="r", container="c", address=address)
+
+
+def test_a_wire_is_made_once_its_end_on_the_node_sends() -> None:
+    namespace, wires, one = _wired()
+    namespace.idle = 2
+    wires.attach(one, 1, lambda: True)
+    assert namespace.idle == -1
+
+
+@pytest.mark.parametrize(("state", "sends"), [("UP", True), ("UNKNOWN", False), ("DOWN", False)])
+def test_a_device_sends_once_the_kernel_says_that_it_is_up(
+    state: str, sends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace = Namespace()
+    monkeypatch.setattr(namespace, "run", lambda *argv: f'[{{"operstate": "{state}"}}]')
+    assert namespace.sends("w") is sends
 
 
 @pytest.mark.parametrize("is_expected", [True, False])
