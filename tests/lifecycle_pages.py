@@ -12,6 +12,7 @@ from typing import Any
 
 from controller.lifecycle.gangs.incarnation import PHASE_MOVES, Phase
 from controller.lifecycle.gangs.switching import SWITCHES
+from controller.lifecycle.machines.model import MACHINE_MOVES, MachineStatus
 from controller.lifecycle.runs import schedules
 from fairlead.model.reasons import (
     ATTEMPT_REASON_OF_RUN,
@@ -130,6 +131,17 @@ def _allocation_page() -> str:
     return "\n".join(["# Allocation\n", told, _NOTE, mermaid(ALLOCATION_MOVES, initial)])
 
 
+def _machine_page() -> str:
+    told = "To see the machines and what each does, run `fairlead machine list --all`.\n"
+    more = (
+        "A machine that is wanted and has no offer yet is PENDING: it has no record, and "
+        "`fairlead explain RUN` says why. One that joined is IDLE or BUSY to its users. "
+        "[The rules](../rules.md#12-machines) say what moves it.\n"
+    )
+    moves = mermaid(MACHINE_MOVES, (MachineStatus.PROVISIONING,))
+    return "\n".join(["# Machine\n", told, _NOTE, moves, more])
+
+
 def _incarnation_page() -> str:
     switches = [
         (f"`{reason}`", "all" if whole else "those that do not survive", says)
@@ -170,6 +182,7 @@ def pages() -> dict[str, str]:
         "allocation.md": _allocation_page(),
         "incarnation.md": _incarnation_page(),
         "occurrence.md": _occurrence_page(),
+        "machine.md": _machine_page(),
     }
 
 

@@ -9,12 +9,19 @@ PROVISIONING ──► JOINED ──► TERMINATING ──► TERMINATED
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from controller.lifecycle.inventory import MachinesPolicy, Node
-from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Reach
+from controller.lifecycle.machines.model import (
+    MACHINE_MOVES,
+    Machine,
+    MachineEnd,
+    MachineStatus,
+    Reach,
+)
 from controller.lifecycle.machines.sizes import size_of
 from fairlead.model.statuses import NodeStatus
 
@@ -157,9 +164,9 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
         case OrderRefused() if machine.instance_id is None:
             # It never existed, so it costs nothing: it ends when it was ordered.
             end = machine.end or report.end
-            return replace(
+            return _to(
                 machine,
-                status=MachineStatus.TERMINATED,
+                MachineStatus.TERMINATED,
                 end=end,
                 message=machine.message or report.message,
                 reach=report.reach,
@@ -167,14 +174,12 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
                 trouble=None,
             )
         case InstanceGone() if machine.status is MachineStatus.TERMINATING:
-            return replace(
-                machine, status=MachineStatus.TERMINATED, terminated_at=now, trouble=None
-            )
+            return _to(machine, MachineStatus.TERMINATED, terminated_at=now, trouble=None)
         case Forgotten() if can_be_forgotten(machine):
             message = f"{report.by} had it forgotten; {_left_behind(machine)}"
-            return replace(
+            return _to(
                 machine,
-                status=MachineStatus.TERMINATED,
+                MachineStatus.TERMINATED,
                 message=message,
                 terminated_at=now,
                 trouble=None,
@@ -257,11 +262,19 @@ def _left_behind(machine: Machine) -> str:
     )
 
 
+def _to(machine: Machine, status: MachineStatus, **fields: Any) -> Machine:
+    """Return the record in its next status, with these fields. Raises ValueError: an illegal move
+    is a fault of ours."""
+    if status not in MACHINE_MOVES[machine.status]:
+        raise ValueError(f"machine {machine.name}: {machine.status} -> {status}")
+    return replace(machine, status=status, **fields)
+
+
 def ending(machine: Machine, end: MachineEnd, message: str, now: float) -> Machine:
     """Return the record of a machine that is to end."""
-    return replace(
+    return _to(
         machine,
-        status=MachineStatus.TERMINATING,
+        MachineStatus.TERMINATING,
         end=end,
         message=message,
         closing=False,
@@ -277,9 +290,9 @@ def _provisioning(machine: Machine, around: Surroundings, now: float) -> Machine
         machine = replace(machine, idle_since=None if around.is_wanted else now)
     # One whose clock or engine is not ready yet is still on its way: nothing else is bought for it.
     if node.status is NodeStatus.CONNECTED and node.unfit is None:
-        joined = replace(
+        joined = _to(
             machine,
-            status=MachineStatus.JOINED,
+            MachineStatus.JOINED,
             size=size_of(node.capacity),
             joined_at=now,
             trouble=None,

@@ -108,6 +108,17 @@ class MachineStatus(StrEnum):
     TERMINATED = "terminated"
 
 
+MACHINE_MOVES: Mapping[MachineStatus, frozenset[MachineStatus]] = {
+    MachineStatus.PROVISIONING: frozenset(
+        {MachineStatus.JOINED, MachineStatus.TERMINATING, MachineStatus.TERMINATED}
+    ),
+    # TERMINATED: it told its address by itself, and then its provider said that it made none.
+    MachineStatus.JOINED: frozenset({MachineStatus.TERMINATING, MachineStatus.TERMINATED}),
+    MachineStatus.TERMINATING: frozenset({MachineStatus.TERMINATED}),
+    MachineStatus.TERMINATED: frozenset(),
+}
+
+
 class MachineEnd(StrEnum):
     """Why a machine ends."""
 

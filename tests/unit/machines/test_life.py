@@ -16,6 +16,7 @@ from controller.lifecycle.machines.life import (
     ReleaseAnswered,
     ReleaseUnanswered,
     Surroundings,
+    ending,
     moved,
     of_broken_orders,
     wakes_at,
@@ -84,6 +85,12 @@ def test_a_refusal_after_the_machine_was_made_changes_nothing() -> None:
     made = machine(instance_id="i-1")
     refused = OrderRefused(machine_id="m1", end=MachineEnd.NO_CAPACITY, message="none left")
     assert moved(made, [refused], around(NodeStatus.EXPECTED), NOW) is made
+
+
+def test_a_move_that_no_machine_makes_raises() -> None:
+    gone = machine(status=MachineStatus.TERMINATED)
+    with pytest.raises(ValueError, match="m1: terminated -> terminating"):
+        ending(gone, MachineEnd.ASKED, "why", NOW)
 
 
 def test_the_first_instance_is_kept() -> None:
