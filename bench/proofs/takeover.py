@@ -35,6 +35,7 @@ import msgspec
 
 from bench.proofs._table import conclude
 from bench.proofs._tokens import Fenced, Notes, fences_read
+from controller.clock import iso
 from fairlead.errors import ApiError, ConnectionLost, FairleadError
 from fairlead.rest import ControllerClient
 from tests.support.daemons import inside, run
@@ -333,11 +334,11 @@ class Lab:
 
     def _go_on(self, clients: Clients, leader: Machine, at: float) -> None:
         time.sleep(max(0.0, at - time.monotonic()))
-        before = wait_until(lambda: self.crew.seen_at(leader), what="a list of controllers")
+        # Rows have the time of the server, which is on this machine.
+        awake, awake_at = time.monotonic(), iso(time.time())
         leader.controller.daemon.signal(signal.SIGCONT)
-        awake = time.monotonic()
         wait_until(
-            lambda: self.crew.seen_at(leader) > before, what="the paused one to know", timeout=60
+            lambda: self.crew.seen_at(leader) > awake_at, what="the paused one to know", timeout=60
         )
         wait_until(
             lambda: clients.answered_after(awake, 30), what="answers after the pause", timeout=120
