@@ -154,11 +154,7 @@ async def _among_peers(
                 # All of this lead is closed by now, as when a full one hands over.
                 log.error("%s", error)
             except CannotStart as error:
-                # Another one was faster, or the leader is of a version that shows itself nowhere;
-                # or a leader whose machine vanished still keeps the lease's row.
-                if not isinstance(error.__cause__, LeaseHeld | LeaseLost | StoreUnavailable):
-                    raise
-                log.info("it can't lead yet: %s", error)
+                _require_patience(error)
                 continue
             if stop.is_set():
                 break
@@ -170,6 +166,15 @@ async def _among_peers(
             requests.leave()
         await wait.linger(relay, options.linger)
         await _give_away(relay, requests, listening)
+
+
+def _require_patience(error: CannotStart) -> None:
+    """Raise the error, unless the same try to lead may succeed later."""
+    # Another one was faster, or the leader is of a version that shows itself nowhere; or a leader
+    # whose machine vanished still keeps the lease's row.
+    if not isinstance(error.__cause__, LeaseHeld | LeaseLost | StoreUnavailable):
+        raise error
+    log.info("it can't lead yet: %s", error)
 
 
 async def _first_look(options: Options, peers: Peers, stop: asyncio.Event) -> Wait:
