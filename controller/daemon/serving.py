@@ -156,6 +156,9 @@ async def _among_peers(
             except CannotStart as error:
                 _require_patience(error)
                 continue
+            else:
+                if not full.is_due.is_set():
+                    break
             if stop.is_set():
                 break
             if requests is None:
