@@ -244,19 +244,20 @@ class Worker:
         # What is accepted may take minutes, and must hold up no other call.
         return begun if isinstance(begun, Created) else await self._answer(begun.outcome())
 
-    async def _require_here(self, machine: Machine, *, surely: bool = False) -> None:
-        """Raises CloudError for a machine that is in another account than the calls go to, or
-        `surely`: that may be."""
+    async def _require_here(self, machine: Machine, *, surely: bool = False) -> bool:
+        """Return whether the machine is in the account that calls go to; False: nobody says now.
+        Raises CloudError for one that is in another account, or `surely`: that may be."""
         if machine.account is None:
-            return
+            return True
         try:
             account = await self._account()
         except CloudError:
             if surely:
                 raise
-            return
+            return False
         if account != machine.account:
             raise ElsewhereNow(elsewhere(machine, account))
+        return True
 
     async def _account(self) -> str | None:
         """Raises CloudError."""
@@ -337,7 +338,11 @@ class Worker:
                 return now is None or now.instance_id is None
             instance = found.instance_id
         async with self._slots:
-            return await self._answer(self._cloud.terminate(instance))
+            # The account may be put back between the call and the look at it after the call. So an
+            # answer while nobody told the account tells nothing of the machine.
+            is_here = await self._require_here(machine)
+            has_ended = await self._answer(self._cloud.terminate(instance))
+        return has_ended and is_here
 
     async def _release(self, machine_id: str) -> None:
         """Ask the shim of a closing machine whether it is empty."""

@@ -117,6 +117,18 @@ async def test_credentials_that_change_during_a_call_end_no_record() -> None:
         await lab.until(lambda: not lab.rentals.committed[machine.id].is_live)
 
 
+async def test_an_answer_while_the_account_was_not_known_ends_no_record() -> None:
+    cloud = PutBackCloud(offer())
+    async with renting(cloud, fleet(min=1)) as lab:
+        await lab.join()
+        machine = lab.only()
+        cloud.is_another = True
+        await lab.pipeline.save_node(None, machine.id)
+        await lab.until(lambda: not lab.rentals.committed[machine.id].is_live)
+        assert not cloud.is_another
+        assert machine.instance_id not in cloud.instances
+
+
 def _trouble(lab: Renting, machine: Machine) -> str:
     return lab.rentals.committed[machine.id].trouble or ""
 
@@ -275,3 +287,23 @@ class ListsElsewhere(MemoryCloud):
         if task is not None and task.get_name() == "machine" and not self._is_moved:
             self.uses, self._is_moved = "second", True
         return await super().list_tagged(installation)
+
+
+class PutBackCloud(MemoryCloud):
+    """`is_another`: calls go to another account, which nobody tells, and which knows no machine.
+    They go to the former one again after the first call for an end."""
+
+    def __init__(self, *offers: Offer) -> None:
+        super().__init__(*offers)
+        self.uses, self.is_another = "first", False
+
+    async def account(self) -> str | None:
+        if self.is_another:
+            raise CloudAway("no way to the account service")
+        return await super().account()
+
+    async def terminate(self, instance_id: str) -> bool:
+        if self.is_another:
+            self.is_another = False
+            return True
+        return await super().terminate(instance_id)
