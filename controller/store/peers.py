@@ -255,6 +255,16 @@ class Peers:
             session.execute(sa.select(sa.func.pg_advisory_unlock(LEADING_LOCK)))
             self.has_lock = False
 
+    def _is_written(self, session: sa.Connection) -> bool:
+        """Return whether a controller has a session for writes."""
+        # Asking for the lock itself would keep it for a moment from one that connects again.
+        query = sa.text(
+            "SELECT EXISTS (SELECT FROM pg_locks JOIN pg_database ON database = pg_database.oid"
+            " WHERE datname = current_database() AND locktype = 'advisory' AND granted"
+            " AND classid = 0 AND objid = :lock AND objsubid = 1)"
+        )
+        return bool(session.execute(query, {"lock": WRITING_LOCK}).scalar_one())
+
     def _show(self, session: sa.Connection, version: str) -> None:
         now = self._monotonic()
         if now - self._shown_at >= _SHOW_EVERY:
@@ -293,7 +303,12 @@ class Peers:
             # A server that restarts ends the session of a leader that lives, too.
             return found
         self._try_lock(session)
-        if self.has_lock and leader is not None and not found.may_lead and _is_written(session):
+        if (
+            self.has_lock
+            and leader is not None
+            and not found.may_lead
+            and self._is_written(session)
+        ):
             # Its own session for the lock has ended, and it lives.
             self._free_lock(session)
         has_ended = self.has_lock and leader is not None
@@ -311,17 +326,6 @@ def show_that_it_writes(connection: Any, _record: object) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_try_advisory_lock_shared(%s)", (WRITING_LOCK,))
     connection.rollback()
-
-
-def _is_written(session: sa.Connection) -> bool:
-    """Return whether a controller has a session for writes."""
-    # Asking for the lock itself would keep it for a moment from one that connects again.
-    query = sa.text(
-        "SELECT EXISTS (SELECT FROM pg_locks JOIN pg_database ON database = pg_database.oid"
-        " WHERE datname = current_database() AND locktype = 'advisory' AND granted"
-        " AND classid = 0 AND objid = :lock AND objsubid = 1)"
-    )
-    return bool(session.execute(query, {"lock": WRITING_LOCK}).scalar_one())
 
 
 def prepare_nothing_in_a_pool(connection: Any, _record: object) -> None:

@@ -1,5 +1,6 @@
 """One PostgreSQL as several controllers see it: a lease that runs out by the server's clock, the
-leader's advisory lock, sessions that end or hang, transactions that lock the lease's row.
+advisory lock of the leader and that of sessions for writes, sessions that end or hang, transactions
+that lock the lease's row.
 
 It stands for what `store/postgresql.py`, `store/lease.py` and `store/peers.py` ask of the server.
 What a controller makes of the answers is the real code.
@@ -122,6 +123,7 @@ class SharedDatabase(MemoryDatabase):
         self.shown: dict[str, Peer] = {}
         self.leader_id: str | None = None
         self._lock: Session | None = None
+        self._writing: list[Session] = []
         self._row: Row | None = None
 
     def now(self) -> float:
@@ -131,6 +133,7 @@ class SharedDatabase(MemoryDatabase):
         """Let the server notice what has gone: as it does all the time."""
         if self._lock is not None and self._lock.is_over():
             self._lock = None
+        self._writing = [one for one in self._writing if not one.is_over()]
         if self._row is not None and self._row.is_over():
             self._row = None
 
@@ -143,6 +146,15 @@ class SharedDatabase(MemoryDatabase):
     def free_lock(self, session: Session) -> None:
         if self._lock is session:
             self._lock = None
+
+    def is_written(self) -> bool:
+        self.look()
+        return bool(self._writing)
+
+    def connect_for_writes(self, way: Way) -> Session:
+        session = Session(way)
+        self._writing.append(session)
+        return session
 
     def seen(self) -> Sight:
         self.look()
@@ -251,6 +263,9 @@ class SimulatedPeers(Peers):
             self._database.free_lock(self._own)
             self.has_lock = False
 
+    def _is_written(self, session: Any) -> bool:
+        return self._database.is_written()
+
 
 _NO_CONNECTION: Any = None
 
@@ -274,6 +289,7 @@ class SharedStore(MemoryStore):
         self._way = way
         self._checks = checks
         self._committed = committed
+        self._writing: Session | None = None
         self.is_fenced = True
         """False: a breach, which the checks must find."""
 
@@ -301,6 +317,7 @@ class SharedStore(MemoryStore):
             return await self._transaction(self._require_free, begin, asks_again=False)
         except BaseException:
             self._token = None
+            self._disconnect()
             raise
 
     def _require_free(self) -> None:
@@ -354,7 +371,17 @@ class SharedStore(MemoryStore):
             pass
         finally:
             self._token = None
+            self._disconnect()
             self._peers.leave()
+
+    def _connect(self) -> None:
+        if self._writing is None or self._writing.is_over():
+            self._writing = self._shared.connect_for_writes(self._way)
+
+    def _disconnect(self) -> None:
+        if self._writing is not None:
+            self._writing.left = True
+            self._writing = None
 
     def _verify(self) -> None:
         if self.is_fenced:
@@ -367,6 +394,7 @@ class SharedStore(MemoryStore):
     ) -> T:
         way, shared = self._way, self._shared
         await way.go()
+        self._connect()
         row = await shared.lock_row(way)
         try:
             check()
