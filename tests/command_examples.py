@@ -60,7 +60,7 @@ SECTIONS = {
         Command(
             "wait",
             "fairlead wait train sweep-1",
-            "Of a sweep it says at the end which parameter sets failed.",
+            "At the end of a sweep it says which parameter sets failed.",
         ),
         Command(
             "shell",
@@ -75,7 +75,7 @@ SECTIONS = {
         Command(
             "offer",
             "fairlead offer -f train.yaml",
-            "Without a file it counts what is free, of nodes that take work: `--gpu H100`.",
+            "Without a file it counts what is free on the nodes that take work.",
         ),
         Command(
             "schema",
@@ -278,12 +278,12 @@ SECTIONS = {
         Command(
             "machine forget",
             "fairlead machine forget burst-912f4cf9",
-            "[Another account](machines.md#another-account-under-the-same-name) has it.",
+            "[Another account](machines.md#another-account-under-the-same-name) explains when.",
         ),
         Command(
             "provider check",
             "fairlead provider check aws-eu --boot",
-            "[Providers](machines.md) stand in the controller's file.",
+            "[Providers](machines.md) are named in the controller's file.",
         ),
         Command("offers list", "fairlead offers list gcp-us"),
         Command(
@@ -348,7 +348,7 @@ SECTIONS = {
         Command(
             "controller",
             "fairlead controller --data /var/lib/fairlead-controller --listen 127.0.0.1:8700",
-            "Its first start writes the admin's token to `admin-token` in that folder. "
+            "Its first start writes the admin's token to `admin-token` in the folder of `--data`. "
             "[The controller](controller.md) explains the options.",
         ),
         Command(
@@ -368,14 +368,14 @@ SECTIONS = {
             "controller doctor",
             "fairlead controller doctor --data /var/lib/fairlead-controller --url https://c2:8700 "
             "--database-file /etc/fairlead/database",
-            "Run it as the controller's user, with the options of the controller. "
+            "The controller may be running. Run this as its user, with its options. "
             "[What it looks at](state.md#is-everything-right).",
         ),
         Command(
             "controller upgrade-check",
             "fairlead controller upgrade-check --data /var/lib/fairlead-controller "
             "--database-file /etc/fairlead/database",
-            "Run the new version's command, before you start its controller. "
+            "Run the new version's command before you start its controller. "
             "[A rolling upgrade](state.md#a-rolling-upgrade) has the steps.",
         ),
     ],

@@ -3,7 +3,7 @@
 Two servers with streaming replication, three controllers that know both, and a node of plain
 processes. A job runs from before. In the second round the standby is stopped, another run is
 submitted and starts, and then the primary is lost: the promoted server knows nothing of that run.
-Each time the leader ends by itself, another one leads in a new epoch, and clients go on; the job
+Each time the leader leads no more, another one leads in a new epoch, and clients go on; the job
 from before goes on too. The task of the lost run is left alone, and listed at its node.
 """
 

@@ -49,9 +49,10 @@ def doctor(
     outputs: OutputOptions = _NO_OUTPUTS,
     json: Json = False,
 ) -> int:
-    """Examine what a controller needs: a sentence and a fix for each. It may be running.
+    """Examine what a controller needs, and print a sentence and a fix for each finding.
 
-    Give the options with which the controller starts. The exit status is 1 if something is wrong.
+    The controller may be running. Give the options with which it starts. The exit status is 1 if
+    something is wrong.
 
     Parameters
     ----------
@@ -83,7 +84,7 @@ def upgrade_check(
     outputs: OutputOptions = _NO_OUTPUTS,
     json: Json = False,
 ) -> int:
-    """Say whether this version can run next to the controllers that are up, before you start it.
+    """Say whether this version can run next to the controllers that are up.
 
     Give the options with which it will start: it also says if its keys, buckets or clock are not
     those of the others, or if it refuses the file of --config. The exit status is 1 if it cannot

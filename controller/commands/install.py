@@ -43,12 +43,14 @@ _TARGET = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<where>[^@\s]+)")
 _MARKS = {Level.OK: " ok ", Level.CHANGE: "  + ", Level.WARNING: "  ! ", Level.ERROR: "  X "}
 
 BundleFile = Annotated[
-    Path | None, Parameter(help="What ./dev bundle made; default: FAIRLEAD_BUNDLE.")
+    Path | None, Parameter(help="The file that ./dev bundle made; default: FAIRLEAD_BUNDLE.")
 ]
 Identity = Annotated[
     Path | None, Parameter(help="Your private key for the host; default: what ssh would try.")
 ]
-Jump = Annotated[str | None, Parameter(help="USER@HOST[:PORT] to reach the host through.")]
+Jump = Annotated[
+    str | None, Parameter(help="USER@HOST[:PORT]: the machine through which to reach the host.")
+]
 Docker = Annotated[
     DockerChoice | None,
     Parameter(
@@ -73,13 +75,13 @@ Metadata = Annotated[
 GatewayPort = Annotated[
     int | None,
     Parameter(
-        help="Where gateways come in by TLS, past SSH, which is faster; 0: nowhere (the default). "
-        "The host needs HAProxy."
+        help="The port at which gateways reach the node by TLS, which is faster than by SSH; 0: "
+        "none (the default). The host needs HAProxy."
     ),
 ]
 Address = Annotated[
     str | None,
-    Parameter(help="HOST[:PORT] at which the controller reaches it; default: the same."),
+    Parameter(help="HOST[:PORT] at which the controller reaches it; default: that of TARGET."),
 ]
 Yes = Annotated[
     bool,
@@ -92,8 +94,8 @@ Takeover = Annotated[
     bool,
     Parameter(
         negative=(),
-        help="Join a host that is another controller's node. That one keeps it, too, and both are "
-        "warned. With --uninstall: take the host from both.",
+        help="Join a host that is another controller's node. The other controller keeps it, too, "
+        "and both are warned. With --uninstall: take the host from both.",
     ),
 ]
 Uninstall = Annotated[

@@ -250,7 +250,7 @@ class ServiceOptions:
         Parameter(help="Serve services only at NAME.DOMAIN; DNS must lead *.DOMAIN here."),
     ] = None
     service_timeout: Annotated[
-        str, Parameter(help="How long a service may think before its answer begins.")
+        str, Parameter(help="How long a service may take before its answer begins.")
     ] = "5m"
     service_hold: Annotated[
         str, Parameter(help="How long a request waits for a sleeping service.")

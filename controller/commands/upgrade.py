@@ -54,7 +54,7 @@ def upgrade(
     yes: Annotated[bool, Flag] = False,
     json: Json = False,
 ) -> int:
-    """Roll a version through nodes. It stops at the first that does not come back healthy, and
+    """Upgrade nodes, a batch at a time. It stops at the first that does not come back healthy, and
     gives that one its former version again; running jobs go on.
 
     Parameters

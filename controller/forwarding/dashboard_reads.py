@@ -1,7 +1,7 @@
 """What the dashboard's open pages ask, answered at a follower: the stream that tells of changes,
 and reads of the API below `/dashboard/api`, for a browser's login instead of a token.
 
-The pages themselves are the leader's.
+The pages themselves are answered by `controller.replica.answers`, or by the leader.
 """
 
 from __future__ import annotations

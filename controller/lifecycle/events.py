@@ -151,7 +151,7 @@ CAUSES: Final[Mapping[str, str]] = {
     "rule 11.7": "every parameter set has ended",
 }
 """What the causes that are names of reports and rules mean; the others are sentences already. The
-rules are those of 4.1 to 4.8 in docs/rules.md."""
+rules with one number are those of 4.1 to 4.8 in docs/rules.md."""
 
 
 def sentence_of_cause(cause: str) -> str:

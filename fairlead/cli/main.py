@@ -104,7 +104,7 @@ def _node_app(arguments: Sequence[str]) -> App:
     nodes = f"{_COMMANDS}.nodes.inventory"
     node.command(f"{nodes}:add", name="add", help="Add a node.")
     _add_of_daemons(node, "install", arguments, "Make a host a node, over SSH.")
-    _add_of_daemons(node, "upgrade", arguments, "Roll a version through nodes.")
+    _add_of_daemons(node, "upgrade", arguments, "Upgrade nodes, a batch at a time.")
     registering = f"{_COMMANDS}.nodes.user_data"
     node.command(
         f"{registering}:user_data",
@@ -158,7 +158,7 @@ def _machine_app() -> App:
     machine.command(f"{machines}:list_", name="list", help="List rented machines.")
     help = "List machines at providers that no record knows."
     machine.command(f"{machines}:orphans", name="orphans", help=help)
-    help = "Take a machine for gone whose account nobody uses any more."
+    help = "End the record of a machine in an account that nobody uses any more."
     machine.command(f"{machines}:forget", name="forget", help=help)
     return machine
 
@@ -224,7 +224,7 @@ def _secret_app() -> App:
     secret.command(f"{secrets}:set_secret", name="set", help="Store a secret.")
     secret.command(f"{secrets}:list_secrets", name="list", help="List secrets, without values.")
     secret.command(f"{secrets}:delete_secret", name="delete", help="Delete a secret.")
-    secret.command(f"{secrets}:rotate_key", name="rotate-key", help="Seal them with a new key.")
+    secret.command(f"{secrets}:rotate_key", name="rotate-key", help="Seal secrets with a new key.")
     return secret
 
 

@@ -35,7 +35,10 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Amounts(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU in cores, sizes in bytes. Null: the user left it out, so it follows the node."""
+    """What follows the node if a user leaves it out (null): CPU in cores, sizes in bytes.
+
+    All that is counted is in `fairlead.wire.amounts`.
+    """
 
     cpu: float | None
     memory: int | None

@@ -47,7 +47,7 @@ def setup(
     takeover
         Take the gateway from a controller that --tunnel-key does not name.
     check
-        Change nothing; 3 is the exit status if it would.
+        Change nothing. The exit status is 3 if setup would change something.
     """
     found = [public_key(key) for key in tunnel_key]
     keys = [key for key in found if key is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,34 @@ def _missing(tests: str) -> list[str]:
 def test_the_tests_behind_a_promise_exist(promise: str, tests: str) -> None:
     assert _QUOTED.search(tests), f"no test behind: {promise}"
     assert _missing(tests) == [], promise
+
+
+def _told_twice(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the promises that stand on the same tests and have most of their words in common.
+
+    Two branches that word a row anew leave both rows behind: the page is merged by union.
+    """
+    pairs = [(one, other) for one, other in combinations(rows, 2) if one[1] == other[1]]
+    words = {promise: set(re.findall(r"\w+", promise.lower())) for promise, _ in rows}
+    return [
+        (one, other)
+        for (one, _), (other, _) in pairs
+        if len(words[one] & words[other]) > 0.6 * min(len(words[one]), len(words[other]))
+    ]
+
+
+def test_no_promise_is_told_twice() -> None:
+    assert _told_twice(_rows()) == []
+
+
+def test_a_promise_that_is_told_twice_is_found() -> None:
+    rows = [
+        ("A follower passes requests on as they came, with the address of their client.", "a"),
+        ("A follower passes requests on as they came, and with them their client's address.", "a"),
+        ("A follower answers questions with the leader's words.", "a"),
+        ("A follower passes requests on as they came.", "b"),
+    ]
+    assert _told_twice(rows) == [(rows[0][0], rows[1][0])]
 
 
 def test_a_promise_without_its_test_is_found() -> None:

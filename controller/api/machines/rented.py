@@ -126,7 +126,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="DELETE",
         path="/v1/machines/{machine}",
-        summary="Take a machine for gone that is in an account which nobody uses any more",
+        summary="End the record of a machine in an account that nobody uses any more",
         handler=forget_machine,
         answer=MachineView,
     ),

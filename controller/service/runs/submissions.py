@@ -251,8 +251,7 @@ class SubmissionService:
         """
         plan = self._plans.of(submission)
         self._require_time(plan)
-        require_band(user, plan.policy.band)
-        self._secrets.require(plan.specs, user)
+        self._require_allowed(plan, user)
         name = self._names.chosen(wanted_name(submission, plan))
         plan = self._gateways.chosen(plan, self._names.live_run_of(user, name))
         order = Order(
@@ -263,10 +262,7 @@ class SubmissionService:
     def planned(self, submission: Submission, *, user: User, present: Run | None = None) -> Plan:
         """Return the plan of a submission; nothing is stored. `present`: the live service that it
         changes. Raises as `would_make` does."""
-        plan = self._plans.of(submission)
-        require_band(user, plan.policy.band)
-        self._secrets.require(plan.specs, user)
-        return self._gateways.chosen(plan, present)
+        return self._allowed(self._plans.of(submission), user, present)
 
     async def require_others(self, submission: Submission, user: User) -> None:
         """Raise NotFound or another refusal unless the runs are there that a submission waits for,
@@ -350,11 +346,15 @@ class SubmissionService:
                 field="start_before",
             )
 
-    def _allowed(self, plan: Plan, user: User) -> Plan:
-        """Return the plan with its gateway, if this user may have it."""
+    def _require_allowed(self, plan: Plan, user: User) -> None:
+        """Raise Unprocessable for what this user may not have, here and in a preview alike."""
         require_band(user, plan.policy.band)
         self._secrets.require(plan.specs, user)
-        return self._gateways.chosen(plan)
+
+    def _allowed(self, plan: Plan, user: User, present: Run | None = None) -> Plan:
+        """Return the plan with its gateway, if this user may have it."""
+        self._require_allowed(plan, user)
+        return self._gateways.chosen(plan, present)
 
     async def _make_all(self, ready: Sequence[Ready]) -> dict[str, Submitted | Exception]:
         """Make the runs in one turn. Return the result of each by the run's id. Raises

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -33,6 +34,7 @@ from tests.support.waiting import LONG
 from tests.unit.shim.parts import RUN, Node, request
 
 FENCE = Fence(1, 1)
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 @pytest.fixture
@@ -278,6 +280,14 @@ async def test_the_description_names_every_route(session: aiohttp.ClientSession)
     assert served - described == {("get", "/v1/openapi.json")}
     assert described <= served
     assert "TaskRequest" in document["components"]["schemas"]
+
+
+def test_each_address_of_the_shim_that_the_pages_ask_for_is_one_of_its_routes() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
+    asked = set(re.findall(r"http://shim(/[\w/.-]*)", pages))
+    served = {route.path for route in Routes(None).table() if route.method == "GET"}  # type: ignore[arg-type]
+    assert asked
+    assert asked - served == set()
 
 
 async def test_the_description_names_what_a_query_may_say(session: aiohttp.ClientSession) -> None:

@@ -36,8 +36,8 @@ def login(
     Parameters
     ----------
     url
-        The controller, such as https://fairlead.example.com; of several that share a database, all
-        URLs, separated by commas.
+        The controller, such as https://fairlead.example.com. If several controllers share a
+        database, give all their URLs, separated by commas.
     name
         Your name for this controller; default: its host's name.
     token_file

@@ -43,8 +43,8 @@ def logs(
     tail
         Begin with the last N lines of each log.
     since
-        Begin with the output of the last 10m (or any other duration), or with that after a
-        moment, such as 2026-01-31T08:00:00Z.
+        Begin with the output of the last 10m (or any other duration), or with the output after a
+        moment such as 2026-01-31T08:00:00Z.
     timestamps
         Begin each line with its time.
     all_jobs
@@ -52,8 +52,8 @@ def logs(
     failed
         Show the output of the parameter sets of a sweep that failed, each after its parameters.
     jobs
-        The same of parameter sets by their numbers (3,7-9) or values (seed=3); with --failed, of
-        those among them that failed.
+        Show the output of these parameter sets of a sweep, by numbers (3,7-9) or values (seed=3);
+        with --failed, only of the failed ones among them.
     """
     return log_reading.logs(
         run,

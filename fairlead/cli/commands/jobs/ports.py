@@ -28,7 +28,8 @@ def port_forward(
     run
         Id or name.
     ports
-        A port of the job, and after a colon the local port (default: the same; 0: any free one).
+        A port of the job. After a colon comes the local port (default: the same number; 0: any free
+        port).
     job
         Id, GROUP/COOKIE or index; default: the first.
     bind

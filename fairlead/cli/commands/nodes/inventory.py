@@ -275,7 +275,7 @@ def drain(
     reason
         Shown in `node list`, and to the owners of jobs that are ended.
     deadline
-        A duration such as 30m; jobs that still run there then are ended and move elsewhere.
+        A duration such as 30m. Jobs that still run there after it are ended and move elsewhere.
     """
     body = {"reason": reason, "deadline": seconds_of(deadline, "--deadline")}
     return show_done(settings.client().post(node_path(name, "drain"), body), json, "is draining")

@@ -84,9 +84,10 @@ def orphans(*, json: Json = False) -> int:
 
 
 def forget(name: str, /, *, json: Json = False) -> int:
-    """Take a machine for gone whose account nobody uses any more.
+    """End the record of a machine in an account that nobody uses any more.
 
-    Its provider rents again, and nobody ends the machine: see in its account that it has ended.
+    Its provider rents again. Nobody ends the machine itself: make sure in its account that it has
+    ended.
 
     Parameters
     ----------
@@ -112,13 +113,13 @@ def cost(
 ) -> int:
     """Show what rented machines have cost.
 
-    While jobs are on a machine they share its price; while none is, the run pays for which it was
-    rented.
+    Jobs that are on a machine share its price. While there are none, the run for which the machine
+    was rented pays.
 
     Parameters
     ----------
     by
-        How it is summed up: user, fleet and run, separated by commas.
+        What to sum up by: user, fleet and run, separated by commas.
     since
         How far back, such as 12h, 30d or 365d; at most 400d.
     per

@@ -38,7 +38,7 @@ def check(
     boot
         Make one machine, wait until it is reached, and end it. It costs a few minutes of its price.
     instance_type
-        The type of that machine; else the cheapest one on demand.
+        The type of that machine; default: the cheapest one on demand.
     """
     if instance_type is not None and not boot:
         raise CliError("--instance-type is of the machine that --boot makes: give both", EXIT_USAGE)

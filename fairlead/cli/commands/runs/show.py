@@ -69,9 +69,9 @@ def ps(
     limit
         List the N newest runs, up to 1000.
     jobs
-        List the parameter sets of this sweep (id or name) instead, with -s those of this status.
+        List the parameter sets of this sweep (id or name), not runs; -s chooses them by status.
     where
-        With --jobs: only these sets, as numbers (3,7-9) or values (seed=3).
+        With --jobs: list only these sets, by numbers (3,7-9) or values (seed=3).
     """
     if jobs:
         if name is None:
