@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
-from aiohttp import web
+from aiohttp import web, web_app
 from aiohttp.typedefs import Handler, Middleware
 
 from common.http import HEAD_SECONDS, is_our_failure
@@ -100,6 +100,7 @@ def make_app(
     if proxy is not None:
         app.on_response_prepare.append(tidy)
     app.on_shutdown.append(end_streams)
+    app.on_cleanup.append(_let_go)
     add_routes(app.router, service, credentials(service))
     app.router.add_get(OPENAPI_PATH, _openapi())
     app.router.add_get(METRICS_PATH, _metrics(service, proxy))
@@ -107,6 +108,14 @@ def make_app(
     for mount in mounts:
         mount(app)
     return app
+
+
+async def _let_go(_ended: web.Application) -> None:
+    """Free what only the ended application reaches: all that was live in a lead that is over.
+
+    aiohttp keeps the last 1024 pairs of a handler and its application in a cache of the process.
+    """
+    web_app._cached_build_middleware.cache_clear()
 
 
 async def not_for_tabs(request: web.Request, response: web.StreamResponse) -> None:

@@ -150,7 +150,7 @@ async def _among_peers(
                         requests.leave()
             except _Stopped:
                 break
-            except LeaseLost as error:
+            except (LeaseLost, StoreUnavailable) as error:
                 # All of this lead is closed by now, as when a full one hands over.
                 log.error("%s", error)
             except CannotStart as error:

@@ -93,6 +93,7 @@ class Patience:
         """
         asking = thread.submit(change)
         asked = asyncio.wrap_future(asking)
+        asked.add_done_callback(_take_error)
         try:
             while not asked.done():
                 # One that waits for its turn in the thread has not asked the database yet.
@@ -133,6 +134,10 @@ class Patience:
 
     def _answered(self, asked: asyncio.Future[T]) -> None:
         self._waiting -= 1
-        # The caller may have given up. asyncio logs an error that nothing retrieves.
-        if not asked.cancelled():
-            asked.exception()
+        _take_error(asked)
+
+
+def _take_error(asked: asyncio.Future[T]) -> None:
+    # The caller may have given up. asyncio logs an error that nothing retrieves.
+    if not asked.cancelled():
+        asked.exception()

@@ -21,7 +21,7 @@ from controller.following import Wait
 from controller.relay import Leader, Relay
 from controller.store.accounts import StoredSecret
 from controller.store.base import Peer, Sight, Snapshot
-from controller.store.errors import LeaseHeld, StoreUnavailable, StoreUnusable
+from controller.store.errors import LeaseHeld, LeaseLost, StoreUnavailable, StoreUnusable
 from controller.store.peers import Peers
 from controller.vault import KeyFile, Vault
 from tests.doubles.memory_store import MemoryStore
@@ -277,6 +277,28 @@ async def test_one_that_can_not_lead_yet_goes_on_waiting(
         if causes:
             raise CannotStart("not yet") from causes.pop(0)
         yield asyncio.create_task(asyncio.sleep(0))
+
+    monkeypatch.setattr(serving, "_controller", leading)
+    peers = Planted(seen(may_lead=True))
+    options = Options(data=tmp_path, port=0, peers=peers, linger=LONG)
+    full = HandOver(Disk(tmp_path), peers)
+    await serving._among_peers(options, peers, lambda _: None, asyncio.Event(), full)
+    assert causes == []
+
+
+@pytest.mark.parametrize("why", [LeaseLost("taken over"), StoreUnavailable("the server restarts")])
+async def test_one_whose_lead_ends_by_the_database_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: Exception
+) -> None:
+    causes = [why]
+
+    async def work() -> None:
+        if causes:
+            raise causes.pop()
+
+    @contextlib.asynccontextmanager
+    async def leading(*_: object) -> AsyncIterator[asyncio.Task[None]]:
+        yield asyncio.create_task(work())
 
     monkeypatch.setattr(serving, "_controller", leading)
     peers = Planted(seen(may_lead=True))

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import io
 import json
 import logging
 import socket
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,6 +23,7 @@ from controller.api.http import errors as errors_of_requests
 from controller.daemon.lease import Leading
 from controller.store.errors import StoreRefused, StoreUnavailable
 from tests.support import waiting
+from tests.support.waiting import eventually
 from tests.unit.api.asking import shape_of, submit
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 
@@ -327,3 +330,24 @@ async def test_answers_are_json_that_ends_in_no_surprise(api: TestClient[Any, An
     async with api.get("/v1/nodes") as answer:
         assert answer.content_type == "application/json"
         assert json.loads(await answer.read()) == {"nodes": [], "next_cursor": None}
+
+
+async def test_an_application_that_has_ended_is_kept_by_nobody(controller: Controller) -> None:
+    """A process may lead many times, and each application reaches all that was live in its lead."""
+    ended = await _ended_app(controller)
+
+    def is_gone() -> bool:
+        gc.collect()
+        return ended() is None
+
+    await eventually(is_gone)
+
+
+async def _ended_app(controller: Controller) -> weakref.ref[web.Application]:
+    runner = make_runner(controller.service, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    answer = await answer_to(runner.addresses[0][1], "GET /v1/runs HTTP/1.1", b"")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    await runner.cleanup()
+    return weakref.ref(runner.app)

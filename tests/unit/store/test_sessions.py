@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import sqlalchemy as sa
 
 from controller.lifecycle.model import RunState
 from controller.store import queries
-from controller.store.errors import StoreHangs, StoreUnavailable
+from controller.store.errors import LeaseLost, StoreHangs, StoreUnavailable
 from controller.store.sessions import Patience
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
@@ -129,3 +131,29 @@ async def test_what_takes_long_by_itself_has_no_limit(hung: Hung) -> None:
     hung.patience._seconds = 0.0
     assert (await hung.store.load()).runs == ()
     assert list(await hung.store.submission_marks()) == []
+
+
+async def test_a_write_that_fails_when_nobody_waits_any_more_leaves_no_traceback() -> None:
+    """As when a leader that finds itself replaced ends the work that renews its lease."""
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what["message"]))
+    thread, begun, ends = ThreadPoolExecutor(1), threading.Event(), threading.Event()
+
+    def lost() -> None:
+        begun.set()
+        ends.wait()
+        raise LeaseLost("another controller has taken over")
+
+    writing = asyncio.create_task(Patience().write(thread, lost))
+    await asyncio.to_thread(begun.wait)
+    writing.cancel()
+    await asyncio.wait((writing,))
+    # Its frames reach the future whose error nobody has asked for.
+    del writing
+    ends.set()
+    await asyncio.to_thread(thread.shutdown)
+    # The loop hears of the thread's error, then those who asked for it.
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert told == []
