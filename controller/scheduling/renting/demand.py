@@ -41,7 +41,7 @@ from controller.scheduling.queue import Kind, Member, Unit, in_order
 from controller.scheduling.renting.fleet_offers import FleetOffers, lost_a_spot_machine, policy_of
 from controller.scheduling.renting.gang_turns import GangTurns
 from controller.scheduling.renting.left_out import MAX_TRIES
-from controller.scheduling.renting.machine_bins import Bin, Plan, empty_bin, plan_of
+from controller.scheduling.renting.machine_bins import Bin, Plan, empty_bin, plan_of, room_after
 from fairlead.model.statuses import AttemptStatus
 
 Zone = tuple[str, str, str | None]
@@ -131,6 +131,8 @@ class _Look:
         self._awaiting: set[str] = set()
         self._wanted: set[str] = set()
         self._joined: dict[str, list[Bin]] = {}
+        self._left: dict[str, Room] = {}
+        """What jobs that come back leave of nodes that are not rented, by id."""
 
     def _coming(self, fleet: Fleet, machine: Machine) -> Bin | None:
         """Return the machine if it will be a node that the scheduler does not see yet."""
@@ -138,8 +140,10 @@ class _Look:
             return None
         node = self._index.nodes.get(machine.id)
         if machine.status is MachineStatus.PROVISIONING:
+            # Nothing goes onto one that is drained, as one that its provider already takes back.
+            is_shut = node is not None and (node.draining or node.cordoned)
             is_seen = node is not None and is_usable(node)
-            return None if is_seen else empty_bin(fleet, machine.offer, machine)
+            return None if is_seen or is_shut else empty_bin(fleet, machine.offer, machine)
         # After a restart, or a short cut, no node is connected: it comes back with what is on it.
         # So does one whose engine is restarted.
         if machine.status is not MachineStatus.JOINED or node is None:
@@ -212,7 +216,7 @@ class _Look:
         stops. During a wait for its retry, nothing is ordered."""
         (member,) = unit.members
         need = member.need
-        if any(room_.node.id not in self._offers for room_ in self._with_room(need)):
+        if self._goes_home(unit, member):
             return
         fleets = [fleet for fleet in self._fleets.values() if _is_asked(unit, fleet)]
         there = (one for fleet in fleets for one in self._joined_in(fleet) if one.holds(need))
@@ -224,6 +228,15 @@ class _Look:
             self._want(known)
         elif member.attempt.status is AttemptStatus.TERMINATING and member.job.spec.rent.buys:
             self._buy_for(unit, member, fleets)
+
+    def _goes_home(self, unit: Unit, member: Member) -> bool:
+        """Take room for a job that comes back on a node that is not rented; False: none has it."""
+        for one in self._with_room(member.need):
+            left = replace(self._left.get(one.node.id, one), starts=0)
+            if one.node.id not in self._offers and not shortfalls(member.need.resources, left):
+                self._left[one.node.id] = room_after(unit, member, left)
+                return True
+        return False
 
     def _answer(self, unit: Unit, reason: MachineReason | None) -> None:
         """Note whether a machine may come for the unit's attempts."""
@@ -318,9 +331,7 @@ class _Look:
         if not isinstance(fitting, list):
             return fitting
         ordered = market.in_order(fitting, on_demand_first=on_demand_first)
-        is_shared = self._market.is_shared_refusal
-        # Nothing is tried where each order would be refused, so that takes up no tries.
-        open_ = self._market.open([one for one in ordered if not is_shared(one)][:MAX_TRIES])
+        open_ = self._market.open(self._market.tried(ordered)[:MAX_TRIES])
         if not open_:
             return self._market.none_now(fleet, ordered)
         refuses = self._purses.refuses

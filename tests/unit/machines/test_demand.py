@@ -136,6 +136,17 @@ def test_a_gang_waits_for_a_machine_that_is_connected_again() -> None:
     assert found.awaiting == {"m0", "m1", "last"}
 
 
+@pytest.mark.parametrize("shut", [{"draining": True}, {"cordoned": True}])
+def test_a_machine_on_order_that_takes_no_jobs_does_not_count(shut: dict[str, bool]) -> None:
+    """As one whose provider takes it back before its first health check."""
+    cluster = waiting(1)
+    cluster.set_node(node("m1", fleet="burst", unfit="its engine does not answer"))
+    assert look(cluster, shop(offer()), machine()).wanted == {"m1"}
+    cluster.set_node(replace(cluster.node("m1"), **shut))
+    found = look(cluster, shop(offer()), machine())
+    assert (types(found), found.wanted) == (["small"], frozenset())
+
+
 def test_a_machine_that_closes_does_not_count() -> None:
     closing = machine(status=MachineStatus.TERMINATING)
     assert types(look(waiting(1), shop(offer()), closing)) == ["small"]

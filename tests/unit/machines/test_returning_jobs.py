@@ -10,6 +10,7 @@ from controller.lifecycle.decide import decide
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.machines.model import MachineStatus
 from controller.lifecycle.model import Group, RetryPolicy, RunPolicy
+from controller.lifecycle.reports import ScaleRequested, StopRequested, SuspendRequested
 from fairlead.model.statuses import AttemptStatus
 from tests.unit.machines.looking import look
 from tests.unit.machines.parts import NOW, fleet, machine, offer, shop
@@ -69,6 +70,14 @@ def test_a_job_that_comes_back_buys_nothing_where_a_node_has_room() -> None:
     assert look(cluster, shop(offer())).orders == ()
 
 
+def test_jobs_that_come_back_do_not_count_on_the_same_room_of_a_node() -> None:
+    cluster, _ = _recalled((Group(name="main", nodes=2),), cpu=2.0)
+    cluster.set_node(node("own", fleet="burst", capacity={"cpu": 2.0}))
+    assert len(look(cluster, shop(offer())).orders) == 1
+    cluster.set_node(node("own", fleet="burst", capacity={"cpu": 4.0}))
+    assert look(cluster, shop(offer())).orders == ()
+
+
 def test_a_machine_that_is_there_is_kept_for_a_job_that_comes_back() -> None:
     cluster, run_id = _recalled()
     cluster.set_node(node("m2", fleet="burst"))
@@ -99,3 +108,40 @@ def test_two_jobs_that_come_back_do_not_count_on_the_same_room() -> None:
 def test_a_job_that_is_recalled_and_not_tried_again_buys_nothing() -> None:
     cluster, _ = _recalled(on_events=())
     assert look(cluster, shop(offer())).orders == ()
+
+
+def test_a_job_that_was_scaled_away_buys_and_keeps_nothing() -> None:
+    cluster, run_id = _recalled((Group(name="main", nodes=2),), cpu=2.0)
+    cluster.tell(run_id, ScaleRequested(run_id=run_id, by="ada", group="main", nodes=1))
+    assert len(look(cluster, shop(offer(cpu=2.0))).orders) == 1
+    cluster.set_node(node("m2", fleet="burst", capacity={"cpu": 2.0}))
+    cluster.leave(run_id)
+    cluster.settle()
+    assert cluster.places(run_id) == {"main/0": "m2"}
+    cluster.set_node(node("m3", fleet="burst", capacity={"cpu": 2.0}))
+    there = machine("m3", status=MachineStatus.JOINED, joined_at=NOW, offer=offer(cpu=2.0))
+    found = look(cluster, shop(offer()), there)
+    # It has a slot, which may be wanted again, for as long as its run goes on.
+    assert (found.orders, found.awaiting) == ((), frozenset())
+
+
+def test_a_run_that_is_stopped_or_suspended_while_it_is_recalled_buys_nothing() -> None:
+    cluster, run_id = _recalled()
+    cluster.tell(run_id, StopRequested(run_id=run_id, by="ada", abort=False))
+    assert look(cluster, shop(offer())).orders == ()
+    cluster, run_id = _recalled()
+    cluster.tell(run_id, SuspendRequested(run_id=run_id, by="ada", abort_running=False))
+    assert look(cluster, shop(offer())).orders == ()
+
+
+def test_nothing_is_kept_for_a_job_whose_occurrence_is_over() -> None:
+    cluster, run_id = _recalled()
+    _wait_for_retry(cluster, run_id)
+    there = machine("m2", status=MachineStatus.JOINED, joined_at=NOW)
+    cluster.set_node(node("m2", fleet="burst"))
+    assert look(cluster, shop(offer()), there).awaiting == {"m2"}
+    state = cluster.states[run_id]
+    scheduled = replace(state.run.policy, schedule=("0 3 * * *",))
+    over = replace(state, run=replace(state.run, policy=scheduled, triggered_at=None))
+    cluster.pipeline.run_changed(run_id, over)
+    assert look(cluster, shop(offer()), there).awaiting == frozenset()
