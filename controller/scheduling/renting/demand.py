@@ -131,6 +131,8 @@ class _Look:
         self._awaiting: set[str] = set()
         self._wanted: set[str] = set()
         self._joined: dict[str, list[Bin]] = {}
+        self._paced: set[Need] = set()
+        """What was found to wait for a node's pace."""
         self._left: dict[str, Room] = {}
         """What jobs that come back leave of nodes that are not rented, by id."""
 
@@ -257,6 +259,7 @@ class _Look:
     def _serve_one(self, unit: Unit, member: Member, fleets: list[Fleet]) -> MachineReason | None:
         need = member.need
         if self._waits_for_pace(need):
+            self._keep_orders(need)
             return None
         known = self._first_that_holds(need)
         if known is not None:
@@ -284,6 +287,15 @@ class _Look:
         if refusal is not None:
             self._in_vain[key] = refusal
         return refusal
+
+    def _keep_orders(self, need: Need) -> None:
+        """Count what is on order as wanted by jobs that wait for a node's pace: that one may have
+        no room for all of them."""
+        if need not in self._paced:
+            self._paced.add(need)
+            for one in self._bins:
+                if one.could_hold(need):
+                    self._want(one)
 
     def _want(self, bin_: Bin) -> None:
         if bin_.machine is not None and not bin_.is_back:

@@ -162,6 +162,16 @@ def test_nine_small_jobs_do_not_buy_a_second_machine_for_their_pace() -> None:
     assert types(look(waiting(12, cpu=0.1), shop(offer()))) == ["small"]
 
 
+def test_machines_on_order_stay_wanted_while_jobs_wait_for_the_pace_of_a_node() -> None:
+    cluster = waiting(60, cpu=0.1)
+    cluster.set_node(node("own", fleet="burst", capacity={"cpu": 1.0}))
+    cluster.turn()
+    # Two more go there, and the other fifty onto what is on order.
+    assert len(cluster.pipeline.index.units) == 52
+    found = look(cluster, shop(offer()), machine("m1"), machine("m2"))
+    assert (found.orders, found.wanted) == ((), frozenset({"m1", "m2"}))
+
+
 def test_an_offer_that_fits_nothing_is_explained() -> None:
     found = look(waiting(1, cpu=99.0), shop(offer()))
     assert found.orders == ()
