@@ -131,8 +131,8 @@ class _Look:
         self._awaiting: set[str] = set()
         self._wanted: set[str] = set()
         self._joined: dict[str, list[Bin]] = {}
-        self._paced: set[Need] = set()
-        """What was found to wait for a node's pace."""
+        self._kept_for: set[Need] = set()
+        """Needs for which all is kept that is on order."""
         self._left: dict[str, Room] = {}
         """What jobs that come back leave of nodes that are not rented, by id."""
 
@@ -169,7 +169,8 @@ class _Look:
                     self._serve(unit)
             for unit in self._turns.second_round(self._behind):
                 self._serve(unit, is_second=True)
-            for unit in (one for units in self._index.returning.values() for one in units):
+            back = (unit for units in self._index.returning.values() for unit in units)
+            for unit in in_order(back, self._index.use, self._now):
                 self._await_back(unit)
             for fleet in self._fleets.values():
                 self._keep_least(fleet)
@@ -203,7 +204,11 @@ class _Look:
             self._answer(unit, None)
             return
         if unit.kind is Kind.RESERVED:
-            return  # It goes where the ranks are, and takes over what they leave.
+            # It goes where the ranks are, and takes over what they leave. What was ordered for the
+            # whole gang may come after the ranks have begun.
+            for need in {member.need for member in unit.members}:
+                self._keep_orders(need)
+            return
         if unit.kind is Kind.TOGETHER:
             reason = self._serve_together(unit, fleets, is_second=is_second)
         else:
@@ -289,10 +294,10 @@ class _Look:
         return refusal
 
     def _keep_orders(self, need: Need) -> None:
-        """Count what is on order as wanted by jobs that wait for a node's pace: that one may have
-        no room for all of them."""
-        if need not in self._paced:
-            self._paced.add(need)
+        """Count all that is on order and could hold the need as wanted, as by jobs that wait for a
+        node's pace: that one may have no room for all of them."""
+        if need not in self._kept_for:
+            self._kept_for.add(need)
             for one in self._bins:
                 if one.could_hold(need):
                     self._want(one)

@@ -82,6 +82,15 @@ def test_a_gang_waits_for_each_of_its_machines_on_order() -> None:
     assert found.wanted == {"m1", "m2"}
 
 
+def test_what_is_on_order_stays_wanted_by_the_reserved_jobs_of_a_gang() -> None:
+    cluster = Cluster(node("a", fleet="burst"), node("b", fleet="burst"), fleets=(fleet(),))
+    run_id = cluster.submit("gang", Group(name="main", nodes=3, gang_size=2), cpu=4.0)
+    cluster.settle()
+    assert len(cluster.places(run_id)) == 2
+    found = look(cluster, shop(offer()), machine())
+    assert (types(found), found.wanted) == ([], frozenset({"m1"}))
+
+
 def test_a_restart_of_the_controller_buys_nothing_twice() -> None:
     cluster = waiting(1, cpu=1.0)
     assert look(cluster, shop(offer()), _silent(cluster)) == Demand()

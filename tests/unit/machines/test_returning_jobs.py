@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from controller.lifecycle.decide import decide
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.machines.model import MachineStatus
-from controller.lifecycle.model import Group, RetryPolicy, RunPolicy
+from controller.lifecycle.model import Band, Group, RetryPolicy, RunPolicy
 from controller.lifecycle.reports import ScaleRequested, StopRequested, SuspendRequested
 from fairlead.model.statuses import AttemptStatus
 from tests.unit.machines.looking import look
@@ -24,7 +24,12 @@ def _recalled(
     """Return a run on a spot machine that its provider has just begun to take back."""
     cluster = Cluster(node("m1", fleet="burst", attributes={"spot": "true"}), fleets=(fleet(),))
     policy = RunPolicy(retry=RetryPolicy(**retry))
-    run_id = cluster.submit("trained", *groups, policy=policy, cpu=cpu)
+    return cluster, _recall(cluster, cluster.submit("trained", *groups, policy=policy, cpu=cpu))
+
+
+def _recall(cluster: Cluster, run_id: str) -> str:
+    """Place the run on the spot machine, which its provider then takes back; return its id."""
+    cluster.set_node(replace(cluster.node("m1"), draining=False, cordoned=False))
     cluster.settle()
     cluster.start_all()
     here = frozenset({"m1"})
@@ -35,7 +40,7 @@ def _recalled(
     cluster.states[run_id] = state
     cluster.pipeline.run_changed(run_id, state)
     assert cluster.attempt(run_id).status is AttemptStatus.TERMINATING
-    return cluster, run_id
+    return run_id
 
 
 def _wait_for_retry(cluster: Cluster, run_id: str) -> None:
@@ -68,6 +73,15 @@ def test_a_job_that_comes_back_buys_nothing_where_a_node_has_room() -> None:
     cluster, _ = _recalled()
     cluster.set_node(node("own", fleet="burst"))
     assert look(cluster, shop(offer())).orders == ()
+
+
+def test_what_the_budget_has_room_for_goes_to_the_first_in_the_queue() -> None:
+    cluster, _ = _recalled(cpu=2.0)
+    urgent = _recall(cluster, cluster.submit("urgent", band=Band.PRODUCTION, cpu=2.0))
+    own = machine("m1", status=MachineStatus.JOINED, joined_at=NOW)
+    cluster.pipeline.fleet_changed("burst", fleet(max=2))
+    found = look(cluster, shop(offer(cpu=2.0)), own)
+    assert [one.run_id for one in found.orders] == [urgent]
 
 
 def test_jobs_that_come_back_do_not_count_on_the_same_room_of_a_node() -> None:
@@ -110,10 +124,17 @@ def test_a_job_that_is_recalled_and_not_tried_again_buys_nothing() -> None:
     assert look(cluster, shop(offer())).orders == ()
 
 
-def test_a_job_that_was_scaled_away_buys_and_keeps_nothing() -> None:
+def _scaled_away() -> tuple[Cluster, str]:
+    """Return a run of two jobs that are recalled, of which its user then wants only one."""
     cluster, run_id = _recalled((Group(name="main", nodes=2),), cpu=2.0)
     cluster.tell(run_id, ScaleRequested(run_id=run_id, by="ada", group="main", nodes=1))
+    return cluster, run_id
+
+
+def test_a_job_that_was_scaled_away_buys_and_keeps_nothing() -> None:
+    cluster, run_id = _scaled_away()
     assert len(look(cluster, shop(offer(cpu=2.0))).orders) == 1
+    cluster, run_id = _scaled_away()
     cluster.set_node(node("m2", fleet="burst", capacity={"cpu": 2.0}))
     cluster.leave(run_id)
     cluster.settle()
