@@ -343,12 +343,20 @@ class Rentals:
             policy=standing.policy,
             may_release=standing.staying > standing.policy.min,
             is_broke=standing.is_broke(machine),
-            is_awaited=self._awaiting is None or machine.id in self._awaiting,
+            is_awaited=self._is_awaited(machine),
             is_wanted=self._is_wanted(machine),
         )
 
+    def _is_awaited(self, machine: Machine) -> bool:
+        """Return whether an unused machine that is there is kept."""
+        if self._awaiting is None:
+            return True
+        # One that just became a node was on order at the last look.
+        return machine.id in self._awaiting or self._is_wanted(machine) is True
+
     def _is_wanted(self, machine: Machine) -> bool | None:
-        """Return whether something waits for the machine on order; None: nobody has looked."""
+        """Return whether something waited for the machine, which was on order at the last look;
+        None: nobody has looked."""
         if self._wanted is None:
             return None
         # The look that ordered it did not know it.

@@ -24,6 +24,7 @@ from controller.lifecycle.model import (
     Run,
     RunState,
 )
+from controller.lifecycle.runs import schedules
 from controller.scheduling.fair_share import UseMeter
 from controller.scheduling.fitting.capacity import Need, Needs
 from fairlead.model.reasons import ROWS, Budget, Reason, ReasonClass
@@ -126,18 +127,21 @@ def returning_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
     """Return the jobs that lost a spot machine and come back, as if they waited already: a machine
     is ordered while they still stop. Jobs that are placed together come back with others: a gang
     has 10 s to stop (docs/rules.md 2.9)."""
-    lost = [job for job in state.jobs if job.attempts and _has_lost_a_machine(job.attempts[-1])]
+    lost = [job for job in state.jobs if _has_lost_a_machine(job)]
     run = state.run
     together = ranks.is_gang_run(run) or members.queues_as_a_whole(run) or run.policy.same_placement
-    if not lost or together or not is_placeable(run):
+    # An occurrence that is over leaves jobs behind that no retry brings back.
+    if not lost or together or not is_placeable(run) or schedules.waits_for_trigger(run):
         return ()
     every = (job for job in lost if retry.verdict(run, job) is retry.Verdict.RETRY)
     return tuple(_unit(state, Kind.SOLO, (member_of(state, job, needs),)) for job in every)
 
 
-def _has_lost_a_machine(attempt: Attempt) -> bool:
-    is_lost = attempt.reason is Reason.INTERRUPTED_BY_NO_CAPACITY
-    return is_lost and attempt.carrier is None
+def _has_lost_a_machine(job: Job) -> bool:
+    if job.scaled_down or not job.attempts:
+        return False
+    last = job.attempts[-1]
+    return last.reason is Reason.INTERRUPTED_BY_NO_CAPACITY and last.carrier is None
 
 
 def member_of(state: RunState, job: Job, needs: Needs) -> Member:

@@ -139,10 +139,19 @@ class Penalties:
         known = [one for key in _keys(offer) if (one := self._known.get(key)) is not None]
         return max(known, key=lambda one: one.until, default=None)
 
-    def is_shared(self, offer: Offer, now: float) -> bool:
-        """Return whether the offer is left out for what another one was refused for, too."""
-        known = self.of(offer)
-        return known is not None and known.until > now and known.reach is not Reach.OFFER
+    def tried(self, offers: Iterable[Offer], now: float) -> list[Offer]:
+        """Return the offers but those that are left out for what another one was refused for: what
+        the file names wrong for all of them, or a quota, of which the first one stays."""
+        found, quotas = [], set[_Key]()
+        for one in offers:
+            known = self.of(one)
+            if known is not None and known.until > now:
+                if known.reach is not Reach.OFFER or (key := _quota_key(one)) in quotas:
+                    continue
+                if known.end is MachineEnd.QUOTA_REACHED:
+                    quotas.add(key)
+            found.append(one)
+        return found
 
     def next_end(self, now: float) -> float | None:
         """Return when the next penalty ends."""

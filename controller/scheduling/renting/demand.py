@@ -41,7 +41,7 @@ from controller.scheduling.queue import Kind, Member, Unit, in_order
 from controller.scheduling.renting.fleet_offers import FleetOffers, lost_a_spot_machine, policy_of
 from controller.scheduling.renting.gang_turns import GangTurns
 from controller.scheduling.renting.left_out import MAX_TRIES
-from controller.scheduling.renting.machine_bins import Bin, Plan, empty_bin, plan_of
+from controller.scheduling.renting.machine_bins import Bin, Plan, empty_bin, plan_of, room_after
 from fairlead.model.statuses import AttemptStatus
 
 Zone = tuple[str, str, str | None]
@@ -131,6 +131,10 @@ class _Look:
         self._awaiting: set[str] = set()
         self._wanted: set[str] = set()
         self._joined: dict[str, list[Bin]] = {}
+        self._kept_for: set[Need] = set()
+        """Needs for which all is kept that is on order."""
+        self._left: dict[str, Room] = {}
+        """What jobs that come back leave of nodes that are not rented, by id."""
 
     def _coming(self, fleet: Fleet, machine: Machine) -> Bin | None:
         """Return the machine if it will be a node that the scheduler does not see yet."""
@@ -138,8 +142,10 @@ class _Look:
             return None
         node = self._index.nodes.get(machine.id)
         if machine.status is MachineStatus.PROVISIONING:
+            # Nothing goes onto one that is drained, as one that its provider already takes back.
+            is_shut = node is not None and (node.draining or node.cordoned)
             is_seen = node is not None and is_usable(node)
-            return None if is_seen else empty_bin(fleet, machine.offer, machine)
+            return None if is_seen or is_shut else empty_bin(fleet, machine.offer, machine)
         # After a restart, or a short cut, no node is connected: it comes back with what is on it.
         # So does one whose engine is restarted.
         if machine.status is not MachineStatus.JOINED or node is None:
@@ -163,7 +169,8 @@ class _Look:
                     self._serve(unit)
             for unit in self._turns.second_round(self._behind):
                 self._serve(unit, is_second=True)
-            for unit in (one for units in self._index.returning.values() for one in units):
+            back = (unit for units in self._index.returning.values() for unit in units)
+            for unit in in_order(back, self._index.use, self._now):
                 self._await_back(unit)
             for fleet in self._fleets.values():
                 self._keep_least(fleet)
@@ -197,7 +204,11 @@ class _Look:
             self._answer(unit, None)
             return
         if unit.kind is Kind.RESERVED:
-            return  # It goes where the ranks are, and takes over what they leave.
+            # It goes where the ranks are, and takes over what they leave. What was ordered for the
+            # whole gang may come after the ranks have begun.
+            for need in {member.need for member in unit.members}:
+                self._keep_orders(need)
+            return
         if unit.kind is Kind.TOGETHER:
             reason = self._serve_together(unit, fleets, is_second=is_second)
         else:
@@ -212,7 +223,7 @@ class _Look:
         stops. During a wait for its retry, nothing is ordered."""
         (member,) = unit.members
         need = member.need
-        if any(room_.node.id not in self._offers for room_ in self._with_room(need)):
+        if self._goes_home(unit, member):
             return
         fleets = [fleet for fleet in self._fleets.values() if _is_asked(unit, fleet)]
         there = (one for fleet in fleets for one in self._joined_in(fleet) if one.holds(need))
@@ -224,6 +235,15 @@ class _Look:
             self._want(known)
         elif member.attempt.status is AttemptStatus.TERMINATING and member.job.spec.rent.buys:
             self._buy_for(unit, member, fleets)
+
+    def _goes_home(self, unit: Unit, member: Member) -> bool:
+        """Take room for a job that comes back on a node that is not rented; False: none has it."""
+        for one in self._with_room(member.need):
+            left = replace(self._left.get(one.node.id, one), starts=0)
+            if one.node.id not in self._offers and not shortfalls(member.need.resources, left):
+                self._left[one.node.id] = room_after(unit, member, left)
+                return True
+        return False
 
     def _answer(self, unit: Unit, reason: MachineReason | None) -> None:
         """Note whether a machine may come for the unit's attempts."""
@@ -244,6 +264,7 @@ class _Look:
     def _serve_one(self, unit: Unit, member: Member, fleets: list[Fleet]) -> MachineReason | None:
         need = member.need
         if self._waits_for_pace(need):
+            self._keep_orders(need)
             return None
         known = self._first_that_holds(need)
         if known is not None:
@@ -271,6 +292,15 @@ class _Look:
         if refusal is not None:
             self._in_vain[key] = refusal
         return refusal
+
+    def _keep_orders(self, need: Need) -> None:
+        """Count all that is on order and could hold the need as wanted, as by jobs that wait for a
+        node's pace: that one may have no room for all of them."""
+        if need not in self._kept_for:
+            self._kept_for.add(need)
+            for one in self._bins:
+                if one.could_hold(need):
+                    self._want(one)
 
     def _want(self, bin_: Bin) -> None:
         if bin_.machine is not None and not bin_.is_back:
@@ -318,9 +348,7 @@ class _Look:
         if not isinstance(fitting, list):
             return fitting
         ordered = market.in_order(fitting, on_demand_first=on_demand_first)
-        is_shared = self._market.is_shared_refusal
-        # Nothing is tried where each order would be refused, so that takes up no tries.
-        open_ = self._market.open([one for one in ordered if not is_shared(one)][:MAX_TRIES])
+        open_ = self._market.open(self._market.tried(ordered)[:MAX_TRIES])
         if not open_:
             return self._market.none_now(fleet, ordered)
         refuses = self._purses.refuses

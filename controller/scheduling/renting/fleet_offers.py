@@ -56,9 +56,10 @@ class FleetOffers:
         """Return those of the offers that may be tried now."""
         return [one for one in offers if self._shop.penalties.until(one, self._now) is None]
 
-    def is_shared_refusal(self, offer: Offer) -> bool:
-        """Return whether each order of this kind would be refused."""
-        return self._shop.penalties.is_shared(offer, self._now)
+    def tried(self, offers: Iterable[Offer]) -> list[Offer]:
+        """Return those of the offers that take up a try: not where each order would be refused. Of
+        those that share a quota, one was asked for."""
+        return self._shop.penalties.tried(offers, self._now)
 
     def unknown(self, fleet: Fleet) -> str | None:
         """Return what the provider could not tell and the fleet may need."""

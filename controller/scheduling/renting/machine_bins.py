@@ -53,8 +53,13 @@ class Bin:
         return unmet(constraints, self.attributes) is None and not shortfalls(need.resources, free)
 
     def put(self, unit: Unit, member: Member) -> None:
-        taken = allocate(unit, member, self.room, None, 0.0, str)
-        self.room = replace(less(self.room, taken.resources, taken.gpus), starts=0)
+        self.room = room_after(unit, member, self.room)
+
+
+def room_after(unit: Unit, member: Member, free: Room) -> Room:
+    """Return what the job would leave of this room, which holds it."""
+    taken = allocate(unit, member, free, None, 0.0, str)
+    return replace(less(free, taken.resources, taken.gpus), starts=0)
 
 
 def empty_bin(fleet: Fleet, offer: Offer, machine: Machine | None = None) -> Bin:

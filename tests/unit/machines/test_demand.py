@@ -82,6 +82,15 @@ def test_a_gang_waits_for_each_of_its_machines_on_order() -> None:
     assert found.wanted == {"m1", "m2"}
 
 
+def test_what_is_on_order_stays_wanted_by_the_reserved_jobs_of_a_gang() -> None:
+    cluster = Cluster(node("a", fleet="burst"), node("b", fleet="burst"), fleets=(fleet(),))
+    run_id = cluster.submit("gang", Group(name="main", nodes=3, gang_size=2), cpu=4.0)
+    cluster.settle()
+    assert len(cluster.places(run_id)) == 2
+    found = look(cluster, shop(offer()), machine())
+    assert (types(found), found.wanted) == ([], frozenset({"m1"}))
+
+
 def test_a_restart_of_the_controller_buys_nothing_twice() -> None:
     cluster = waiting(1, cpu=1.0)
     assert look(cluster, shop(offer()), _silent(cluster)) == Demand()
@@ -136,6 +145,17 @@ def test_a_gang_waits_for_a_machine_that_is_connected_again() -> None:
     assert found.awaiting == {"m0", "m1", "last"}
 
 
+@pytest.mark.parametrize("shut", [{"draining": True}, {"cordoned": True}])
+def test_a_machine_on_order_that_takes_no_jobs_does_not_count(shut: dict[str, bool]) -> None:
+    """As one whose provider takes it back before its first health check."""
+    cluster = waiting(1)
+    cluster.set_node(node("m1", fleet="burst", unfit="its engine does not answer"))
+    assert look(cluster, shop(offer()), machine()).wanted == {"m1"}
+    cluster.set_node(replace(cluster.node("m1"), **shut))
+    found = look(cluster, shop(offer()), machine())
+    assert (types(found), found.wanted) == (["small"], frozenset())
+
+
 def test_a_machine_that_closes_does_not_count() -> None:
     closing = machine(status=MachineStatus.TERMINATING)
     assert types(look(waiting(1), shop(offer()), closing)) == ["small"]
@@ -149,6 +169,16 @@ def test_a_node_with_room_is_no_reason_to_buy() -> None:
 
 def test_nine_small_jobs_do_not_buy_a_second_machine_for_their_pace() -> None:
     assert types(look(waiting(12, cpu=0.1), shop(offer()))) == ["small"]
+
+
+def test_machines_on_order_stay_wanted_while_jobs_wait_for_the_pace_of_a_node() -> None:
+    cluster = waiting(60, cpu=0.1)
+    cluster.set_node(node("own", fleet="burst", capacity={"cpu": 1.0}))
+    cluster.turn()
+    # Two more go there, and the other fifty onto what is on order.
+    assert len(cluster.pipeline.index.units) == 52
+    found = look(cluster, shop(offer()), machine("m1"), machine("m2"))
+    assert (found.orders, found.wanted) == ((), frozenset({"m1", "m2"}))
 
 
 def test_an_offer_that_fits_nothing_is_explained() -> None:

@@ -76,6 +76,13 @@ def test_a_quota_is_reached_in_all_zones_of_its_region() -> None:
     assert market.penalties.until(zones[0], NOW) is None
 
 
+def test_a_quota_takes_up_one_try_however_many_zones_it_holds_for() -> None:
+    zones = [offer(zone=f"north-{number}") for number in range(30)]
+    market = shop(*zones, offer("dear", price=9.0))
+    market.penalties.add(zones[0], MachineEnd.QUOTA_REACHED, NOW, message="8 vCPUs in north")
+    assert types(look(waiting(1), market)) == ["dear"]
+
+
 def test_a_quota_behind_offers_without_capacity_is_named() -> None:
     spot, dear = offer("small", spot=True), offer("dear", price=2.0)
     market = shop(spot, dear)

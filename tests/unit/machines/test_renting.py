@@ -16,7 +16,7 @@ from controller.lifecycle.inventory import Budget
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import MachineEnd, MachineStatus
 from controller.lifecycle.model import NodeStatus
-from controller.lifecycle.reports import StopRequested
+from controller.lifecycle.reports import RunnerStarted, StopRequested, TaskAccepted, Tick
 from controller.machines import worker
 from controller.service.machines.fleets import FleetService
 from controller.store.base import Changes
@@ -365,6 +365,34 @@ async def test_an_order_of_a_run_that_was_stopped_is_no_node_when_it_ends() -> N
         assert (ended.end, ended.joined_at) == (MachineEnd.IDLE, None)
         assert 60.0 <= (ended.terminating_at or 0.0) - stopped_at <= 70.0
         assert cloud.instances == {}
+
+
+async def test_the_next_machine_of_a_recalled_job_is_kept_although_idle_ones_end_at_once() -> None:
+    cloud = MemoryCloud(offer(spot=True), offer("steady", price=2.0))
+    async with renting(cloud, fleet(idle_duration=0.0)) as lab:
+        run = parts.run("recalled")
+        await lab.pipeline.admit(run)
+        await lab.join()
+        first = lab.only().id
+        await lab.until(lambda: bool(lab.pipeline.runs_on(first)))
+        (job,) = lab.pipeline.known[run.run.id].jobs
+        ids = {"run_id": run.run.id, "attempt_id": job.attempts[-1].id}
+        await lab.pipeline.report(TaskAccepted(**ids))
+        await lab.pipeline.report(RunnerStarted(at=lab.clock.now(), **ids))
+        recalled = {"draining": True, "recalled_at": lab.clock.now() + 120.0}
+        await lab.pipeline.save_node(replace(lab.pipeline.nodes[first], **recalled), first)
+        await lab.pipeline.report(Tick(run_id=run.run.id))
+        await lab.until(lambda: len(lab.rentals.committed) == 2)
+        (second,) = lab.rentals.committed.keys() - {first}
+        await lab.until(lambda: lab.rentals.committed[second].instance_id is not None)
+        await lab.connect(second)
+        await lab.until(lambda: lab.rentals.committed[second].joined_at is not None)
+        await lab.after(60.0)
+        assert len(lab.rentals.committed) == 2
+        assert lab.rentals.committed[second].status is MachineStatus.JOINED
+        # Nobody waits for it any more.
+        await lab.pipeline.report(StopRequested(run_id=run.run.id, abort=True, by="ada"))
+        await lab.until(lambda: lab.rentals.committed[second].end is MachineEnd.IDLE)
 
 
 async def test_a_month_that_begins_has_a_budget_of_its_own() -> None:

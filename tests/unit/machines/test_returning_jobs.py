@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from controller.lifecycle.decide import decide
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.machines.model import MachineStatus
-from controller.lifecycle.model import Group, RetryPolicy, RunPolicy
+from controller.lifecycle.model import Band, Group, RetryPolicy, RunPolicy
+from controller.lifecycle.reports import ScaleRequested, StopRequested, SuspendRequested
 from fairlead.model.statuses import AttemptStatus
 from tests.unit.machines.looking import look
 from tests.unit.machines.parts import NOW, fleet, machine, offer, shop
@@ -23,7 +24,12 @@ def _recalled(
     """Return a run on a spot machine that its provider has just begun to take back."""
     cluster = Cluster(node("m1", fleet="burst", attributes={"spot": "true"}), fleets=(fleet(),))
     policy = RunPolicy(retry=RetryPolicy(**retry))
-    run_id = cluster.submit("trained", *groups, policy=policy, cpu=cpu)
+    return cluster, _recall(cluster, cluster.submit("trained", *groups, policy=policy, cpu=cpu))
+
+
+def _recall(cluster: Cluster, run_id: str) -> str:
+    """Place the run on the spot machine, which its provider then takes back; return its id."""
+    cluster.set_node(replace(cluster.node("m1"), draining=False, cordoned=False))
     cluster.settle()
     cluster.start_all()
     here = frozenset({"m1"})
@@ -34,7 +40,7 @@ def _recalled(
     cluster.states[run_id] = state
     cluster.pipeline.run_changed(run_id, state)
     assert cluster.attempt(run_id).status is AttemptStatus.TERMINATING
-    return cluster, run_id
+    return run_id
 
 
 def _wait_for_retry(cluster: Cluster, run_id: str) -> None:
@@ -69,6 +75,23 @@ def test_a_job_that_comes_back_buys_nothing_where_a_node_has_room() -> None:
     assert look(cluster, shop(offer())).orders == ()
 
 
+def test_what_the_budget_has_room_for_goes_to_the_first_in_the_queue() -> None:
+    cluster, _ = _recalled(cpu=2.0)
+    urgent = _recall(cluster, cluster.submit("urgent", band=Band.PRODUCTION, cpu=2.0))
+    own = machine("m1", status=MachineStatus.JOINED, joined_at=NOW)
+    cluster.pipeline.fleet_changed("burst", fleet(max=2))
+    found = look(cluster, shop(offer(cpu=2.0)), own)
+    assert [one.run_id for one in found.orders] == [urgent]
+
+
+def test_jobs_that_come_back_do_not_count_on_the_same_room_of_a_node() -> None:
+    cluster, _ = _recalled((Group(name="main", nodes=2),), cpu=2.0)
+    cluster.set_node(node("own", fleet="burst", capacity={"cpu": 2.0}))
+    assert len(look(cluster, shop(offer())).orders) == 1
+    cluster.set_node(node("own", fleet="burst", capacity={"cpu": 4.0}))
+    assert look(cluster, shop(offer())).orders == ()
+
+
 def test_a_machine_that_is_there_is_kept_for_a_job_that_comes_back() -> None:
     cluster, run_id = _recalled()
     cluster.set_node(node("m2", fleet="burst"))
@@ -99,3 +122,47 @@ def test_two_jobs_that_come_back_do_not_count_on_the_same_room() -> None:
 def test_a_job_that_is_recalled_and_not_tried_again_buys_nothing() -> None:
     cluster, _ = _recalled(on_events=())
     assert look(cluster, shop(offer())).orders == ()
+
+
+def _scaled_away() -> tuple[Cluster, str]:
+    """Return a run of two jobs that are recalled, of which its user then wants only one."""
+    cluster, run_id = _recalled((Group(name="main", nodes=2),), cpu=2.0)
+    cluster.tell(run_id, ScaleRequested(run_id=run_id, by="ada", group="main", nodes=1))
+    return cluster, run_id
+
+
+def test_a_job_that_was_scaled_away_buys_and_keeps_nothing() -> None:
+    cluster, run_id = _scaled_away()
+    assert len(look(cluster, shop(offer(cpu=2.0))).orders) == 1
+    cluster, run_id = _scaled_away()
+    cluster.set_node(node("m2", fleet="burst", capacity={"cpu": 2.0}))
+    cluster.leave(run_id)
+    cluster.settle()
+    assert cluster.places(run_id) == {"main/0": "m2"}
+    cluster.set_node(node("m3", fleet="burst", capacity={"cpu": 2.0}))
+    there = machine("m3", status=MachineStatus.JOINED, joined_at=NOW, offer=offer(cpu=2.0))
+    found = look(cluster, shop(offer()), there)
+    # It has a slot, which may be wanted again, for as long as its run goes on.
+    assert (found.orders, found.awaiting) == ((), frozenset())
+
+
+def test_a_run_that_is_stopped_or_suspended_while_it_is_recalled_buys_nothing() -> None:
+    cluster, run_id = _recalled()
+    cluster.tell(run_id, StopRequested(run_id=run_id, by="ada", abort=False))
+    assert look(cluster, shop(offer())).orders == ()
+    cluster, run_id = _recalled()
+    cluster.tell(run_id, SuspendRequested(run_id=run_id, by="ada", abort_running=False))
+    assert look(cluster, shop(offer())).orders == ()
+
+
+def test_nothing_is_kept_for_a_job_whose_occurrence_is_over() -> None:
+    cluster, run_id = _recalled()
+    _wait_for_retry(cluster, run_id)
+    there = machine("m2", status=MachineStatus.JOINED, joined_at=NOW)
+    cluster.set_node(node("m2", fleet="burst"))
+    assert look(cluster, shop(offer()), there).awaiting == {"m2"}
+    state = cluster.states[run_id]
+    scheduled = replace(state.run.policy, schedule=("0 3 * * *",))
+    over = replace(state, run=replace(state.run, policy=scheduled, triggered_at=None))
+    cluster.pipeline.run_changed(run_id, over)
+    assert look(cluster, shop(offer()), there).awaiting == frozenset()
