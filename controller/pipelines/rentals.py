@@ -452,7 +452,7 @@ class _Turn:
     ) -> None:
         penalties = self._rentals.penalties
         if after.status is MachineStatus.JOINED and before.status is not MachineStatus.JOINED:
-            penalties.forget(after.offer)
+            penalties.came(after)
             self._rentals.sizes.joined(after)
         if after.end is not before.end:
             asked = (one.after for one in reports if isinstance(one, life.OrderRefused))

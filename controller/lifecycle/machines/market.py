@@ -54,7 +54,7 @@ class Penalties:
         self._known: dict[_Key, Penalty] = {}
         for at, came, machine in sorted(_outcomes(machines), key=lambda one: one[:2]):
             if came:
-                self.forget(machine.offer)
+                self.came(machine)
             elif machine.end is not MachineEnd.REFUSED or not machine.is_of_another_setup(
                 setups or {}
             ):
@@ -115,10 +115,14 @@ class Penalties:
             short_lived=short_lived,
         )
 
-    def forget(self, offer: Offer) -> None:
-        """Forget refusals that hold for the offer: a machine of it came."""
-        for key in _keys(offer):
-            if key in self._known and not self._known[key].short_lived:
+    def came(self, machine: Machine) -> None:
+        """Forget refusals that hold for the offer of a machine that became a node. What was ordered
+        before a refusal tells nothing of it: the last machine of a quota boots after it."""
+        for key in _keys(machine.offer):
+            known = self._known.get(key)
+            if known is None or known.short_lived:
+                continue
+            if known.end in FAILED or machine.ordered_at > known.until - known.wait:
                 del self._known[key]
 
     def forget_refused(self, provider: str) -> None:

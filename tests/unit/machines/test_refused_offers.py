@@ -72,7 +72,7 @@ def test_a_quota_is_reached_in_all_zones_of_its_region() -> None:
     market.penalties.add(south, MachineEnd.NO_CAPACITY, NOW)
     (sentence,) = sentences(look(waiting(1, fleet(spot=Spot.NEVER)), market))
     assert sentence.count(" in north-") == 1
-    market.penalties.forget(zones[1])
+    market.penalties.came(machine(offer=zones[1], ordered_at=NOW + 1.0))
     assert market.penalties.until(zones[0], NOW) is None
 
 
@@ -145,7 +145,7 @@ def test_a_refusal_holds_as_far_as_its_cause_reaches(reach: Reach, out: set[str]
     penalties = Penalties()
     penalties.add(every[0], MachineEnd.REFUSED, NOW, reach=reach)
     assert {one.instance_type for one in every if penalties.until(one, NOW) is not None} == out
-    penalties.forget(every[0])
+    penalties.came(machine(offer=every[0], ordered_at=NOW + 1.0))
     assert all(penalties.until(one, NOW) is None for one in every)
 
 
@@ -175,12 +175,28 @@ def test_a_restarted_controller_remembers_what_was_refused() -> None:
     again = machine("m2", end=MachineEnd.NO_CAPACITY, **{**gone, "ordered_at": NOW + 181.0})
     assert Penalties([refused]).until(offer(), NOW + 179.0) == NOW + 180.0
     assert Penalties([again, refused]).until(offer(), NOW + 182.0) == NOW + 181.0 + 360.0
-    came = machine("m3", status=MachineStatus.JOINED, joined_at=NOW + 190.0)
+    joined = {"status": MachineStatus.JOINED, "joined_at": NOW + 190.0}
+    came = machine("m3", ordered_at=NOW + 182.0, **joined)
     assert Penalties([again, refused, came]).until(offer(), NOW + 182.0) is None
     idle = machine("m4", end=MachineEnd.IDLE, joined_at=NOW - 9.0, **gone)
     assert Penalties([idle]).until(offer(), NOW) is None
     silent = machine("m5", end=MachineEnd.BOOT_FAILED, terminating_at=NOW + 400.0, **gone)
     assert Penalties([silent]).until(offer(), NOW + 401.0) == NOW + 1000.0
+
+
+@pytest.mark.parametrize("end", [MachineEnd.QUOTA_REACHED, MachineEnd.NO_CAPACITY])
+def test_a_machine_that_was_ordered_before_a_refusal_does_not_end_it(end: MachineEnd) -> None:
+    """The last machine that a quota allows boots after the next one was refused."""
+    gone = {"status": MachineStatus.TERMINATED, "terminated_at": NOW, "ordered_at": NOW}
+    refused = machine("m2", end=end, **gone)
+    joined = {"status": MachineStatus.JOINED, "joined_at": NOW + 60.0}
+    for ordered_at in (NOW - 10.0, NOW):
+        came = machine("m1", ordered_at=ordered_at, **joined)
+        assert Penalties([came, refused]).until(offer(), NOW + 61.0) is not None
+    # That of a boot is another matter: this one booted after it.
+    silent = machine("m3", end=MachineEnd.BOOT_FAILED, terminating_at=NOW + 50.0, **gone)
+    came = machine("m1", ordered_at=NOW, **joined)
+    assert Penalties([came, silent]).until(offer(), NOW + 61.0) is None
 
 
 def test_a_failed_boot_in_a_row_is_counted_from_its_order() -> None:
