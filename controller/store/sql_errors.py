@@ -11,7 +11,8 @@ from controller.store.errors import StoreError, StoreRefused, StoreUnavailable, 
 
 _VALUES, _RULES, _LIMITS = "22", "23", "54"
 """Classes of SQLSTATE: what a value is, what a constraint says, what is too large for an index."""
-_AT_ONCE_SECONDS = 1.0
+AT_ONCE_SECONDS = 1.0
+"""A session that is lost later than this after the beginning of its work has hung."""
 _UNTAKEN = (ValueError, TypeError, OverflowError, NotImplementedError, msgspec.MsgspecError)
 """Errors of drivers and encoders about a value, before the database has seen it."""
 
@@ -35,7 +36,7 @@ def has_just_ended(error: Exception, began: float) -> bool:
     """Return whether the server has ended the session of what began then (`time.monotonic`), so
     that a new one is worth a try at once: not when it has hung."""
     is_lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
-    return is_lost and time.monotonic() - began < _AT_ONCE_SECONDS
+    return is_lost and time.monotonic() - began < AT_ONCE_SECONDS
 
 
 def as_store_error(error: Exception) -> StoreError:
