@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from tests.support.daemons import Daemon
 from tests.support.ec2_front import Computers, Ec2Front, front_of
+from tests.support.in_thread import served_in_thread
 from tests.support.ssh_daemon import free_port
 
 
@@ -36,25 +35,7 @@ def moto_server(folder: Path) -> Iterator[str]:
         daemon.kill9()
 
 
-@contextmanager
-def front_in_thread(url: str, computers: Computers | None = None) -> Iterator[Ec2Front]:
-    """Serve a front in a thread: it must answer while its user waits."""
-    made: list[Ec2Front] = []
-    is_up, is_over = threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
-
-    async def serve() -> None:
-        async with front_of(url, computers) as front:
-            made.append(front)
-            is_up.set()
-            await is_over.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    is_up.wait()
-    try:
-        yield made[0]
-    finally:
-        loop.call_soon_threadsafe(is_over.set)
-        thread.join()
-        loop.close()
+def front_in_thread(
+    url: str, computers: Computers | None = None
+) -> AbstractContextManager[Ec2Front]:
+    return served_in_thread(front_of(url, computers))

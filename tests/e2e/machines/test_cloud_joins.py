@@ -4,14 +4,12 @@ The cloud is a double; the machine is an sshd and a shim of this host, made from
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import botocore.session
 import pytest
@@ -21,12 +19,12 @@ from tests.doubles.gcp import PROJECT, GcpDouble, gcp
 from tests.doubles.hetzner import IMAGE, TOKEN, HetznerDouble, hetzner
 from tests.support.cloud_computers import CloudComputers
 from tests.support.ec2_account import front_in_thread, moto_server
+from tests.support.in_thread import served_in_thread
 from tests.support.processes import ControllerProcess
 from tests.support.testbed import ControllerFactory
 from tests.support.waiting import LONG, wait_until
 
 REGION, ZONE = "eu-central-1", "eu-central-1a"
-T = TypeVar("T")
 
 
 class Account(NamedTuple):
@@ -36,30 +34,6 @@ class Account(NamedTuple):
     provider: dict[str, Any]
     instance_type: str
     machines: Callable[[], dict[str, tuple[str, str]]]
-
-
-@contextmanager
-def _in_thread(double: AbstractAsyncContextManager[T]) -> Iterator[T]:
-    """Serve a double in a thread: it must answer while its user waits."""
-    made: list[T] = []
-    is_up, is_over = threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
-
-    async def serve() -> None:
-        async with double as served:
-            made.append(served)
-            is_up.set()
-            await is_over.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    is_up.wait()
-    try:
-        yield made[0]
-    finally:
-        loop.call_soon_threadsafe(is_over.set)
-        thread.join()
-        loop.close()
 
 
 @contextmanager
@@ -76,7 +50,7 @@ def _of_gcp(folder: Path, public: str) -> Iterator[Account]:
             for (_, name), one in list(double.instances.items())
         }
 
-    with _in_thread(gcp()) as double:
+    with served_in_thread(gcp()) as double:
         double.public = public
         provider = {
             "type": "gcp",
@@ -101,7 +75,7 @@ def _of_hetzner(folder: Path, public: str) -> Iterator[Account]:
     token = folder / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
-    with _in_thread(hetzner()) as double:
+    with served_in_thread(hetzner()) as double:
         double.public = public
         provider = {
             "type": "hetzner",
