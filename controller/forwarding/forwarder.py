@@ -42,6 +42,7 @@ _MAX_HELD = 10_000
 _MAX_HELD_BYTES = 64 << 20
 _OF_LINKS = frozenset((NOT_DONE.lower(), HELD.lower()))
 _SETTING = re.compile(SETTING_PATH)
+_OF_ONE = frozenset(("/v1/runs", "/v1/runs:yaml"))
 _OF_SEVERAL = frozenset(("/v1/runs:batch", "/v1/runs/together"))
 
 
@@ -291,7 +292,7 @@ def _may_be_sent_again(exchange: _Exchange) -> bool:
         return True
     # A body that is not understood is not sent again: it may change something.
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        if request.raw_path == "/v1/runs":
+        if request.raw_path in _OF_ONE:
             return bool(msgspec.json.decode(data, type=_Keyed).client_key)
         if request.raw_path in _OF_SEVERAL:
             runs = msgspec.json.decode(data, type=_AllKeyed).runs

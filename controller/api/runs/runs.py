@@ -21,6 +21,8 @@ from controller.lifecycle.model import RunState
 from controller.service import ControllerService
 from controller.service.runs.submission import IfExists, Submission, Submitted
 from controller.service.runs.sweeps import submitted_configuration
+from fairlead.configuration.text.plain import MAX_CHARACTERS, NotPlain, plain
+from fairlead.configuration.text.source import SourceError
 from fairlead.documents.runs import (
     MAX_BATCH,
     BatchAnswer,
@@ -61,6 +63,19 @@ class SubmitBody(msgspec.Struct, frozen=True, kw_only=True):
     starts_again: bool = False
     """When the job of a task with one job has ended, its container waits 10 min for
     `start-again`."""
+
+
+class SubmitYamlBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`source`: the text of a YAML file. It is of a task that needs nothing of its author's
+    machine: no `repos` and `files`, no variable of the environment. The rest is as of a
+    submission."""
+
+    source: Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)]
+    name: str | None = None
+    client_key: ClientKey | None = None
+    ssh_keys: tuple[str, ...] = ()
+    if_exists: IfExists = IfExists.ERROR
+    parent: str | None = None
 
 
 class StartAgainBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +142,24 @@ class RunsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 async def submit_run(call: Call) -> Instead | RunView:
     body: SubmitBody = call.body
-    submission = Submission(**asdict(body))
+    return await _submitted(call, Submission(**asdict(body)))
+
+
+async def submit_yaml(call: Call) -> Instead | RunView:
+    body: SubmitYamlBody = call.body
+    given = asdict(body)
+    try:
+        # In a thread: a short text takes as long as the rest of the request, a long one far longer.
+        configuration = await asyncio.to_thread(plain, given.pop("source"))
+    except NotPlain as error:
+        message = f"{error}: send its content as the `configuration` of POST /v1/runs"
+        raise Invalid(message, code="not_plain", field="source") from None
+    except SourceError as error:
+        raise Invalid(str(error), code="invalid_yaml", field="source") from None
+    return await _submitted(call, Submission(configuration=configuration, **given))
+
+
+async def _submitted(call: Call, submission: Submission) -> Instead | RunView:
     submitted = await call.service.submissions.submit(submission, user=call.caller)
     view = shown_run(call, submitted.state)
     if submitted.kept or submitted.ending:
@@ -315,6 +347,11 @@ def watch_line(service: ControllerService, state: RunState) -> bytes:
     return msgspec.json.encode(line)
 
 
+_ALSO_OF_A_SUBMISSION = {
+    200: "The live run that has the name and keeps it (`if_exists: keep`)",
+    202: "The live run that has the name, which is being stopped (`if_exists: replace`);"
+    " the same request submits the new one once it has ended",
+}
 ROUTES: tuple[Route, ...] = (
     Route(
         method="POST",
@@ -324,11 +361,17 @@ ROUTES: tuple[Route, ...] = (
         body=SubmitBody,
         answer=RunView,
         status=201,
-        also={
-            200: "The live run that has the name and keeps it (`if_exists: keep`)",
-            202: "The live run that has the name, which is being stopped (`if_exists: replace`);"
-            " the same request submits the new one once it has ended",
-        },
+        also=_ALSO_OF_A_SUBMISSION,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs:yaml",
+        summary="Submit the task of a YAML file by its text",
+        handler=submit_yaml,
+        body=SubmitYamlBody,
+        answer=RunView,
+        status=201,
+        also=_ALSO_OF_A_SUBMISSION,
     ),
     Route(
         method="POST",

@@ -454,6 +454,7 @@ async def test_a_new_connection_while_nobody_leads_is_told_so(bed: Bed) -> None:
         ("/v1/stop", b"{}"),
         ("/v1/runs", b"{}"),
         ("/v1/runs", b"no json"),
+        ("/v1/runs:yaml", b"{}"),
         ("/v1/runs", BIG),
         ("/v1/runs:batch", b'{"runs": [{"client_key": "a"}, {"name": "b"}]}'),
         ("/v1/runs:batch", b'{"runs": []}'),
@@ -485,6 +486,7 @@ async def test_a_write_whose_leader_died_is_never_sent_to_the_next_one(
     ("path", "body"),
     [
         ("/v1/runs", {"client_key": "k", "more": 1}),
+        ("/v1/runs:yaml", {"client_key": "k", "source": "type: task"}),
         ("/v1/runs:batch", {"runs": [{"client_key": "a", "more": 1}, {"client_key": "b"}]}),
         ("/v1/runs/together", {"runs": [{"client_key": "a"}]}),
         ("/v1/runs/0123456789abcdef/stop", {"abort": False}),
