@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from fairlead.errors import FairleadError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
+    from typing import Any
 
 DISTRIBUTION = "fairlead-daemons"
 GROUP = "fairlead.commands"
@@ -89,6 +89,8 @@ def without_namesakes(path: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _is_ours(folder: str) -> bool:
+    from pathlib import Path
+
     try:
         # An empty entry of sys.path is the working folder.
         return Path(folder or os.curdir).resolve() == Path(__file__).resolve().parents[1]

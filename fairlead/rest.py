@@ -4,27 +4,28 @@ request reaches a controller: `fairlead.connections.requests`."""
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
-from urllib.parse import quote
-
-import msgspec
 
 from fairlead.connections import READ_BYTES
 from fairlead.connections.requests import UPLOAD_SECONDS, Requests
 from fairlead.errors import ApiError, ConnectionLost, UnexpectedAnswer, UsageError
 from fairlead.wire.actions import ORDER_KEY, SETTING_PATH, new_order_key
-from fairlead.wire.decoders import decoder_of
 
+# Not of `typing`: it takes 3 ms to load, and msgspec 9, before a command's first request. So both
+# come with the first answer.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import BinaryIO, TypeVar
+
+    import msgspec
+
     from fairlead.documents.runs import EventView, RunView, WatchLine
     from fairlead.wire.blobs import Part
     from fairlead.wire.frames import Frame
-T = TypeVar("T")
-_SETTING = re.compile(SETTING_PATH)
+
+    T = TypeVar("T")
 CUT_WAITS = (0.2, 0.5, 1.0, 2.0)
 """Seconds before each further try after a cut: a controller that starts again is away for about so
 long."""
@@ -45,7 +46,9 @@ class ControllerClient(Requests):
     def post(self, path: str, body: object, *, repeatable: bool = False) -> bytes:
         """`repeatable`: the controller does the same request once, because the body has a key, or
         changes nothing. One that sets how a run goes on, named by its id, always is."""
-        if _SETTING.fullmatch(path) is None:
+        import re
+
+        if re.fullmatch(SETTING_PATH, path) is None:
             return self._request("POST", path, body=body, repeatable=repeatable)
         headers = {ORDER_KEY: new_order_key()}
         return self._request("POST", path, body=body, headers=headers, repeatable=True)
@@ -59,8 +62,15 @@ class ControllerClient(Requests):
         201: a new run. 200: the run that is kept. 202: the old run, which must end before the same
         submission makes the new one.
         """
-        keyed = _has_key(body)
-        with self._opened("POST", "/v1/runs", body=body, repeatable=keyed) as (_, response):
+        return self._submitted("/v1/runs", body, keyed=_has_key(body))
+
+    def submit_yaml(self, body: bytes) -> tuple[bytes, int]:
+        """Submit the task of a YAML file by its text, as `submit` does. The body is JSON, with a
+        client key. A controller that cannot do with the text refuses it."""
+        return self._submitted("/v1/runs:yaml", body, keyed=True)
+
+    def _submitted(self, path: str, body: object, *, keyed: bool) -> tuple[bytes, int]:
+        with self._opened("POST", path, body=body, repeatable=keyed) as (_, response):
             return self._read(response), response.status
 
     def submit_together(self, body: object) -> bytes:
@@ -90,8 +100,10 @@ class ControllerClient(Requests):
 
     def missing_parts(self, digest: str, parts: Sequence[Part]) -> frozenset[str]:
         """Return the parts of a new upload that no earlier one of the user has."""
+        from fairlead.wire.blobs import MissingParts
+
         data = self.post(f"/v1/blobs/{digest}/missing", {"parts": parts}, repeatable=True)
-        return decode(data, _Missing).missing
+        return decode(data, MissingParts).missing
 
     def upload_parts(
         self,
@@ -102,6 +114,8 @@ class ControllerClient(Requests):
         sent: Callable[[int], None],
     ) -> None:
         """Upload the file as `upload` does, but send only the parts in `missing`."""
+        import msgspec
+
         manifest = msgspec.json.encode({"parts": parts, "sent": sorted(missing)}) + b"\n"
         size = sum(part.size for part in parts if part.sha256 in missing)
         with file.open("rb") as content:
@@ -243,8 +257,14 @@ def run_path(key: str, part: str = "") -> str:
     """
     if not key:
         raise UsageError("RUN is empty: give the id or name of a run")
-    path = f"/v1/runs/{quote(key, safe='')}"
+    path = f"/v1/runs/{_quoted(key)}"
     return f"{path}/{part}" if part else path
+
+
+def _quoted(text: str) -> str:
+    from urllib.parse import quote
+
+    return quote(text, safe="")
 
 
 def service_path(key: str, part: str = "") -> str:
@@ -253,25 +273,29 @@ def service_path(key: str, part: str = "") -> str:
 
 
 def secret_path(name: str) -> str:
-    return f"/v1/secrets/{quote(name, safe='')}"
+    return f"/v1/secrets/{_quoted(name)}"
 
 
 def service_key_path(id: str) -> str:
-    return f"/v1/service-keys/{quote(id, safe='')}"
+    return f"/v1/service-keys/{_quoted(id)}"
 
 
 def job_path(run: str, job: str, part: str) -> str:
-    return run_path(run, f"jobs/{quote(job, safe='')}/{part}")
+    return run_path(run, f"jobs/{_quoted(job)}/{part}")
 
 
 def node_path(key: str, part: str = "") -> str:
-    path = f"/v1/nodes/{quote(key, safe='')}"
+    path = f"/v1/nodes/{_quoted(key)}"
     return f"{path}/{part}" if part else path
 
 
 def decode(data: bytes | msgspec.Raw, shape: type[T]) -> T:
     """Return the answer as `shape`. Raises UnexpectedAnswer for one that this version does
     not know."""
+    import msgspec
+
+    from fairlead.wire.decoders import decoder_of
+
     try:
         return decoder_of(shape).decode(data)
     except msgspec.MsgspecError as error:
@@ -316,7 +340,3 @@ def _of_parts(
 
 class _Unread(Exception):
     """The controller cut a stream that nobody read for some time."""
-
-
-class _Missing(msgspec.Struct, frozen=True):
-    missing: frozenset[str]

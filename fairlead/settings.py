@@ -7,9 +7,7 @@ controller that it was not given for. Otherwise `fairlead login` has saved it.
 from __future__ import annotations
 
 import os
-from pathlib import Path
-
-import msgspec
+from collections.abc import Mapping
 
 from fairlead.connections.addresses import normalized
 from fairlead.errors import SettingsError
@@ -19,21 +17,30 @@ DEFAULT_URL = "http://127.0.0.1:8700"
 CONTROLLER_VARIABLE = "FAIRLEAD_CONTROLLER"
 
 
-class SavedController(msgspec.Struct, frozen=True, kw_only=True):
+# Not Structs, and read with `json` and `os.path`: each command needs them before its first request,
+# and msgspec takes 9 ms to load, `pathlib` with what it needs 5.
+class SavedController:
     """A controller that the user has logged in to; `url` may be several, separated by commas."""
 
-    url: str
-    token: str
+    def __init__(self, *, url: str, token: str) -> None:
+        self.url = url
+        self.token = token
 
     def __repr__(self) -> str:
         return f"SavedController(url={self.url!r})"
 
 
-class SavedControllers(msgspec.Struct, frozen=True, kw_only=True):
+class SavedControllers:
     """`current` is the name of the one that commands talk to."""
 
-    current: str | None = None
-    controllers: dict[str, SavedController] = {}
+    def __init__(
+        self,
+        *,
+        current: str | None = None,
+        controllers: Mapping[str, SavedController] | None = None,
+    ) -> None:
+        self.current = current
+        self.controllers = dict(controllers or {})
 
 
 def client() -> ControllerClient:
@@ -86,29 +93,64 @@ def named(saved: SavedControllers, name: str) -> SavedController:
     return found
 
 
-def path() -> Path:
-    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(base) / "fairlead" / "controllers.json"
+def path() -> str:
+    """Raises SettingsError."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    # A user without HOME and without an entry in passwd(5).
+    if base.startswith("~"):
+        raise SettingsError("your home folder is not known: set HOME")
+    return os.path.join(base, "fairlead", "controllers.json")
 
 
 def load() -> SavedControllers:
     """Return what was saved. Raises SettingsError for a file that cannot be read."""
+    file = path()
     try:
-        return msgspec.json.decode(path().read_bytes(), type=SavedControllers)
+        with open(file, "rb") as opened:
+            content = opened.read()
     except FileNotFoundError:
         return SavedControllers()
-    # Path.home raises RuntimeError for a user without HOME and without an entry in passwd(5).
-    except (OSError, RuntimeError) as error:
-        raise SettingsError(f"cannot read {path()}: {getattr(error, 'strerror', error)}") from None
-    except msgspec.MsgspecError as error:
-        raise SettingsError(f"{path()} is damaged ({error}); remove it and log in again") from None
+    except OSError as error:
+        raise SettingsError(f"cannot read {file}: {error.strerror}") from None
+    import json
+
+    try:
+        return _saved(json.loads(content))
+    # RecursionError: it is nested too deeply to be ours.
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{file} is damaged ({error}); remove it and log in again") from None
+
+
+def _saved(data: object) -> SavedControllers:
+    """Raises ValueError."""
+    if isinstance(data, dict):
+        current, controllers = data.get("current"), data.get("controllers", {})
+        if isinstance(current, str | None) and isinstance(controllers, dict):
+            found = {name: _saved_one(name, one) for name, one in controllers.items()}
+            return SavedControllers(current=current, controllers=found)
+    raise ValueError("`current` or `controllers` is not as expected")
+
+
+def _saved_one(name: str, data: object) -> SavedController:
+    """Raises ValueError."""
+    match data:
+        case {"url": str() as url, "token": str() as token}:
+            return SavedController(url=url, token=token)
+    raise ValueError(f"{name} has no `url` and `token`")
 
 
 def save(saved: SavedControllers) -> None:
     """Replace the file, which only its owner may read. Raises SettingsError."""
-    target = path()
+    import json
+    from pathlib import Path
+
+    target = Path(path())
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
-    content = msgspec.json.format(msgspec.json.encode(saved), indent=2)
+    controllers = {
+        name: {"url": one.url, "token": one.token} for name, one in saved.controllers.items()
+    }
+    data = {"current": saved.current, "controllers": controllers}
+    content = json.dumps(data, indent=2, ensure_ascii=False).encode()
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # A command with the same pid may have been killed here. O_EXCL: the file is new, and nobody
@@ -130,13 +172,14 @@ def _token() -> str | None:
     path = os.environ.get("FAIRLEAD_TOKEN_FILE")
     if token or not path:
         return clean_token(token, "FAIRLEAD_TOKEN")
-    return read_token(Path(path), "FAIRLEAD_TOKEN_FILE")
+    return read_token(path, "FAIRLEAD_TOKEN_FILE")
 
 
-def read_token(path: Path, source: str) -> str | None:
+def read_token(path: str | os.PathLike[str], source: str) -> str | None:
     """Return the token in a file; `source` names the setting in errors. Raises SettingsError."""
     try:
-        return clean_token(path.read_text(), source)
+        with open(path) as file:
+            return clean_token(file.read(), source)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not a text file"
         raise SettingsError(f"{source}: cannot read {path}: {why}") from None

@@ -228,14 +228,21 @@ def with_code_unsent(
         return as_if_sent(configuration, base, environ)
 
 
-def submit(rest: ControllerClient, body: Mapping[str, object], tell: Tell) -> tuple[bytes, bool]:
+def submit(
+    rest: ControllerClient,
+    body: Mapping[str, object],
+    tell: Tell,
+    lost: ConnectionLost | None = None,
+) -> tuple[bytes, bool]:
     """Submit. Return the run's JSON, and whether it is a live run that was kept instead.
 
-    A run that must be replaced is awaited first. Raises ApiError, ConnectionLost.
+    A run that must be replaced is awaited first. `lost`: what a first try with the body's client
+    key ended with. Raises ApiError, ConnectionLost.
     """
-    keyed = {**body, "client_key": uuid.uuid4().hex}
+    keyed = {"client_key": uuid.uuid4().hex, **body}
     while True:
-        data, status = _repeated(partial(rest.submit, keyed), tell)
+        data, status = _repeated(partial(rest.submit, keyed), tell, lost)
+        lost = None
         if status != _ENDING:
             return data, status == _KEPT
         _await_end(rest, data, tell)
@@ -277,17 +284,24 @@ def _in_requests(bodies: Iterable[Mapping[str, object]]) -> Iterator[list[msgspe
         yield runs
 
 
-def _repeated(ask: Callable[[], T], tell: Tell) -> T:
-    """Return the answer to a request that may be repeated. Raises ApiError, ConnectionLost."""
+def _repeated(ask: Callable[[], T], tell: Tell, lost: ConnectionLost | None = None) -> T:
+    """Return the answer to a request that may be repeated. `lost`: what a first try ended with.
+    Raises ApiError, ConnectionLost."""
     patience = Patience(Outages(tell))
+
+    def wait(error: ConnectionLost) -> None:
+        # No controller got it: the URL may be wrong, which no wait would show.
+        if error.refused:
+            raise error
+        patience.lost(error)
+
+    if lost is not None:
+        wait(lost)
     for _ in range(SUBMIT_TRIES - 1):
         try:
             return ask()
         except ConnectionLost as error:
-            # No controller got it: the URL may be wrong, which no wait would show.
-            if error.refused:
-                raise
-            patience.lost(error)
+            wait(error)
     return ask()
 
 
@@ -297,16 +311,7 @@ def submit_together(
     """Submit several runs as one act. Return the JSON of all of them. Raises ApiError,
     ConnectionLost."""
     keyed = {"runs": [{**body, "client_key": uuid.uuid4().hex} for body in bodies]}
-    patience = Patience(Outages(tell))
-    for _ in range(SUBMIT_TRIES - 1):
-        try:
-            return rest.submit_together(keyed)
-        except ConnectionLost as error:
-            # No controller got it: the URL may be wrong, which no wait would show.
-            if error.refused:
-                raise
-            patience.lost(error)
-    return rest.submit_together(keyed)
+    return _repeated(partial(rest.submit_together, keyed), tell)
 
 
 def _await_end(rest: ControllerClient, data: bytes, tell: Tell) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 from fairlead import __version__, daemons
 from fairlead.cli import quick
@@ -28,6 +27,7 @@ from fairlead.cli.errors import (
 )
 from fairlead.errors import FairleadError, UsageError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cyclopts import App
 

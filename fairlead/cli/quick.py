@@ -5,15 +5,14 @@ module does not know, it leaves to the library: help, other commands, shortened 
 A test compares the two, so an option has one meaning.
 """
 
-# Without `from __future__ import annotations`: a NamedTuple compiles annotations that are text,
-# and the first compile() of a process makes all types of syntax trees, which takes 1 ms.
+from __future__ import annotations
+
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
-from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
 
 
 class Takes(Enum):
@@ -22,30 +21,45 @@ class Takes(Enum):
     NOTHING = auto()
     TEXT = auto()
     NUMBER = auto()
-    PATH = auto()
 
 
-class Option(NamedTuple):
+# Not NamedTuples: `typing` takes 3 ms to load.
+class Option:
     """`name`: the function's parameter. `repeated`: it may be given again."""
 
-    name: str
-    takes: Takes = Takes.TEXT
-    repeated: bool = False
-    among: tuple[str, ...] = ()
+    def __init__(
+        self,
+        name: str,
+        takes: Takes = Takes.TEXT,
+        *,
+        repeated: bool = False,
+        among: tuple[str, ...] = (),
+    ) -> None:
+        self.name = name
+        self.takes = takes
+        self.repeated = repeated
+        self.among = among
 
 
-class Quick(NamedTuple):
+class Quick:
     """A command. `target`: module of `cli.commands` and function; `by_position`: its parameters
     that have no option's name before them, of which the first `needed` must be given."""
 
-    target: str
-    by_position: tuple[Option, ...]
-    needed: int
-    options: dict[str, Option]
+    def __init__(
+        self,
+        target: str,
+        by_position: tuple[Option, ...],
+        needed: int,
+        options: dict[str, Option],
+    ) -> None:
+        self.target = target
+        self.by_position = by_position
+        self.needed = needed
+        self.options = options
 
 
 _JSON = {"--json": Option("json", Takes.NOTHING)}
-_FILE = Option("file", Takes.PATH)
+_FILE = Option("file")
 _FOLLOW = Option("follow", Takes.NOTHING)
 _TIMESTAMPS = Option("timestamps", Takes.NOTHING)
 _DETACH = Option("detach", Takes.NOTHING)
@@ -54,7 +68,7 @@ _WATCH = Option("watch", Takes.NOTHING)
 _NUMBER_OF = {"--offset": "offset", "--tail": "tail"}
 COMMANDS: dict[str, Quick] = {
     "apply": Quick(
-        "runs.applying:apply",
+        "runs.as_written:apply",
         (_FILE,),
         1,
         {
@@ -141,8 +155,6 @@ def _take(option: Option, words: list[str], given: dict[str, object]) -> bool:
         if not (word.isascii() and word.isdecimal() and len(word) < 10) or word != str(int(word)):
             return False
         given[option.name] = int(word)
-    elif option.takes is Takes.PATH:
-        given[option.name] = Path(word)
     elif option.repeated:
         earlier = given.get(option.name, ())
         assert isinstance(earlier, tuple)
@@ -155,10 +167,14 @@ def _take(option: Option, words: list[str], given: dict[str, object]) -> bool:
 def function_at(target: str) -> Callable[..., object]:
     """Import the function of a command."""
     module, _, name = target.partition(":")
-    with _without("typing_extensions"):
-        home = importlib.import_module(f"fairlead.cli.commands.{module}")
-    found: Callable[..., object] = getattr(home, name)
+    found: Callable[..., object] = getattr(load(f"fairlead.cli.commands.{module}"), name)
     return found
+
+
+def load(module: str) -> ModuleType:
+    """Import a module of ours, and msgspec with it, as fast as it can be."""
+    with _without("typing_extensions"):
+        return importlib.import_module(module)
 
 
 @contextmanager

@@ -4,16 +4,14 @@ A client begins with the address that answered last. It goes on to the next one 
 request was sent, or when the request may be sent twice; so nothing is done twice that may not be.
 """
 
-# Without `from __future__ import annotations`, for the reason that `cli.quick` gives.
+from __future__ import annotations
+
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from fairlead.errors import ApiError, ConnectionLost, FairleadError, NotLoggedIn, SettingsError
-from fairlead.wire.errors import LEADS_NO_MORE, STORE_UNAVAILABLE
 
 Tell = Callable[[str], None]
 PAUSES_SECONDS = (0.5, 1.5)
@@ -21,14 +19,23 @@ PAUSES_SECONDS = (0.5, 1.5)
 their database is busy."""
 
 
-class Address(NamedTuple):
+class Address:
     """Where a controller answers."""
 
-    url: str
-    is_secure: bool
-    host: str
-    port: int
-    base: str
+    __slots__ = ("base", "host", "is_secure", "port", "url")
+
+    def __init__(self, url: str, is_secure: bool, host: str, port: int, base: str) -> None:
+        self.url = url
+        self.is_secure = is_secure
+        self.host = host
+        self.port = port
+        self.base = base
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Address) and self.url == other.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
 
 
 class Addresses:
@@ -76,7 +83,7 @@ class Addresses:
             if self.current == address:
                 self._current = (self._current + 1) % len(self.all)
 
-    def tries(self, *, repeatable: bool, waits: bool = True) -> "Tries":
+    def tries(self, *, repeatable: bool, waits: bool = True) -> Tries:
         """Return one try of each address, for one request; more if a controller says that it did
         nothing, or could not ask its database about what is `repeatable`, and `waits`: pauses
         block."""
@@ -141,6 +148,8 @@ class Tries:
         """Return whether the same request may be done in a moment, and sent until then."""
         if not isinstance(error, ApiError):
             return False
+        from fairlead.wire.errors import LEADS_NO_MORE, STORE_UNAVAILABLE  # loads msgspec
+
         return error.code == LEADS_NO_MORE or (self._repeatable and error.code == STORE_UNAVAILABLE)
 
     def lost(self) -> FairleadError:
@@ -177,6 +186,10 @@ def normalized(text: str) -> str:
 
 def _parsed(text: str, whole: str, field: str) -> Address:
     url = text.strip().rstrip("/")
+    if (plain := plainly_parsed(url)) is not None:
+        return plain
+    from urllib.parse import urlsplit
+
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -195,6 +208,21 @@ def _parsed(text: str, whole: str, field: str) -> Address:
         raise SettingsError(f"{field}: holds a user or a password before '@': only a token is used")
     is_secure = parts.scheme == "https"
     return Address(url, is_secure, host, port or (443 if is_secure else 80), parts.path)
+
+
+def plainly_parsed(url: str) -> Address | None:
+    """Return the address of a URL of a scheme, a name and perhaps a port alone; None: urlsplit must
+    look. With what it loads, that takes 4 ms of the 20 until a command has sent its request."""
+    scheme, _, place = url.partition("://")
+    host, colon, port = place.partition(":")
+    usual = {"http": "80", "https": "443"}.get(scheme)
+    letters = host.replace(".", "").replace("-", "")
+    if usual is None or not (host.isascii() and letters.isalnum()):
+        return None
+    port = port if colon else usual
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16):
+        return None
+    return Address(url, scheme == "https", host.lower(), int(port), "")
 
 
 def _to_stderr(text: str) -> None:

@@ -13,18 +13,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
-
-import msgspec
 
 from fairlead.connections.addresses import Address, Addresses, Tell
 from fairlead.connections.http1 import Answer, BadAnswer, BadRequest, Connection
 from fairlead.connections.keepalives import GONE_SECONDS, notice_the_gone
 from fairlead.errors import ClientClosed, ConnectionLost, FairleadError, api_error
-from fairlead.wire.errors import read_error
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from fairlead.connections.websocket import WebSocket
 CONNECT_SECONDS = 10.0
 NEXT_SECONDS = 1.5
@@ -58,6 +56,7 @@ class Requests:
         self._streams: set[socket.socket] = set()
         self._closed = False
         self._lock = threading.Lock()
+        self._meanwhile: Callable[[], None] | None = None
 
     @property
     def url(self) -> str:
@@ -67,6 +66,11 @@ class Requests:
     @property
     def addresses(self) -> Addresses:
         return self._addresses
+
+    def meanwhile(self, work: Callable[[], None]) -> None:
+        """Let `work` be called once, when the next request has been sent and its answer is still to
+        come: it may load what the answer needs."""
+        self._meanwhile = work
 
     def close(self) -> None:
         """End all streams, from any thread; later requests raise ClientClosed."""
@@ -264,11 +268,18 @@ class Requests:
         headers: dict[str, str] | None = None,
         passes: tuple[int, ...] = (),
     ) -> Answer:
-        """Send the request; return the answer before its body. `passes`: no errors here."""
-        content = None if body is None else msgspec.json.encode(body)
+        """Send the request; return the answer before its body. `body`: bytes are JSON already.
+        `passes`: no errors here."""
+        content = body if body is None or isinstance(body, bytes) else _json(body)
+        work, self._meanwhile = self._meanwhile, None
         try:
             target = _target(address, path, query)
             connection.request(method, target, content, {**self._headers(), **(headers or {})})
+        except _LOST as error:
+            raise self.lost(error, address) from None
+        if work is not None:
+            work()
+        try:
             response = connection.answer()
         except _LOST as error:
             raise self.lost(error, address) from None
@@ -339,6 +350,8 @@ class Requests:
     def refusal(
         self, status: int, body: bytes | None, address: Address | None = None
     ) -> FairleadError:
+        from fairlead.wire.errors import read_error
+
         detail = read_error(body or b"")
         if detail is None:
             url = (address or self._addresses.current).url
@@ -349,6 +362,12 @@ class Requests:
                 why=f"it answers with HTTP {status}, but not like a Fairlead controller",
             )
         return api_error(status, detail.code, detail.message, detail.field)
+
+
+def _json(body: object) -> bytes:
+    import msgspec  # 9 ms, which a request without a body saves until its answer
+
+    return msgspec.json.encode(body)
 
 
 def _connected(address: Address, seconds: float) -> socket.socket:
@@ -422,7 +441,11 @@ def why_lost(error: Exception) -> str:
 
 def _target(address: Address, path: str, query: Mapping[str, object] | None) -> str:
     given = {name: _text(value) for name, value in (query or {}).items() if value is not None}
-    return f"{address.base}{path}" + (f"?{urlencode(given)}" if given else "")
+    if not given:
+        return f"{address.base}{path}"
+    from urllib.parse import urlencode  # with regular expressions, 4 ms
+
+    return f"{address.base}{path}?{urlencode(given)}"
 
 
 def _ws_url(address: Address, path: str, query: Mapping[str, object]) -> str:

@@ -15,3 +15,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     size: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+
+
+class MissingParts(msgspec.Struct, frozen=True):
+    missing: frozenset[str]

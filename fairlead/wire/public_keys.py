@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-
 KINDS = frozenset(
     {
         "ssh-ed25519",
@@ -28,6 +25,9 @@ def public_key(line: str) -> str | None:
     if len(line) > _MAX_LENGTH or not line.isprintable() or len(words) < 2:
         return None
     kind, blob = words[0], words[1]
+    import base64  # loads regular expressions; `apply` needs the KINDS alone
+    import binascii
+
     try:
         content = base64.b64decode(blob, validate=True)
     except (binascii.Error, ValueError):

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fairlead import settings
 from fairlead.connections import requests
-from fairlead.connections.addresses import PAUSES_SECONDS, Addresses
+from fairlead.connections.addresses import PAUSES_SECONDS, Addresses, plainly_parsed
 from fairlead.errors import ApiError, ConnectionLost, NotFound, NotLoggedIn, SettingsError
 from fairlead.rest import ControllerClient
 from fairlead.wire.actions import ORDER_KEY
@@ -359,3 +362,18 @@ def test_a_change_whose_connection_broke_is_not_sent_again(play: Callable[[], _P
     with pytest.raises(ConnectionLost):
         ControllerClient(addresses, "token").post("/v1/x", {})
     assert (len(former.requests), len(broken.requests)) == (2, 1)
+
+
+@given(st.from_regex(r"https?://[a-zA-Z0-9.:@/?#\[\]-]{1,12}(:[0-9]{0,6})?", fullmatch=True))
+def test_a_plain_url_means_what_urlsplit_says(url: str) -> None:
+    found = plainly_parsed(url)
+    if found is not None:
+        parts = urlsplit(url)
+        usual = 443 if parts.scheme == "https" else 80
+        assert (found.host, found.port, found.base) == (parts.hostname, parts.port or usual, "")
+        assert (found.url, found.is_secure) == (url, parts.scheme == "https")
+
+
+def test_usual_urls_are_plain() -> None:
+    usual = ("http://127.0.0.1:8700", "https://fairlead.example.org", "http://C-1:65535")
+    assert all(map(plainly_parsed, usual))

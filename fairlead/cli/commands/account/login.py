@@ -121,7 +121,7 @@ def use(name: str | None = None, /, *, json: Json = False) -> int:
     saved = settings.load()
     if name is not None:
         settings.named(saved, name)
-        saved = msgspec.structs.replace(saved, current=name)
+        saved = SavedControllers(current=name, controllers=saved.controllers)
         settings.save(saved)
         output.emit(f"commands now talk to {name} ({saved.controllers[name].url})")
         return 0

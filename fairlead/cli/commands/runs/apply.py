@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from fairlead.cli.commands.options import ConfigurationFiles, Json, Overrides, require_files
-from fairlead.cli.commands.runs import applying
+from fairlead.cli.commands.runs import applying, attaching
 from fairlead.cli.errors import EXIT_USAGE, CliError
 
 
@@ -95,7 +95,7 @@ def wait(*runs: str, json: Json = False) -> int:
     """
     if not runs:
         raise CliError("give at least one run", EXIT_USAGE)
-    return applying.wait(runs, json=json)
+    return attaching.wait(runs, json=json)
 
 
 def attach(
@@ -113,4 +113,4 @@ def attach(
     tail
         Begin with the last N lines of each job; default: with all of its output.
     """
-    return applying.attach(run, job=job, tail=tail, json=json)
+    return attaching.attach(run, job=job, tail=tail, json=json)

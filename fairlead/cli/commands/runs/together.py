@@ -11,7 +11,8 @@ import msgspec
 
 from fairlead import settings
 from fairlead.cli import output
-from fairlead.cli.commands.runs.applying import follow_here, is_fleet, is_gateway, tell_translation
+from fairlead.cli.commands.runs.applying import is_fleet, is_gateway, tell_translation
+from fairlead.cli.commands.runs.attaching import follow_here
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.text.source import Document

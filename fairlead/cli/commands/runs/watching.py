@@ -20,7 +20,7 @@ import msgspec
 
 from fairlead import settings
 from fairlead.cli import follow, output
-from fairlead.cli.commands.runs import applying
+from fairlead.cli.commands.runs import attaching
 from fairlead.cli.commands.runs.presence import Presence
 from fairlead.cli.display import display
 from fairlead.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError
@@ -102,7 +102,7 @@ def _interrupted(client: ControllerClient, iterations: Iterations) -> int:
     if run.status is RunStatus.TERMINATING:
         output.note(f"{run.name} is being stopped; it does not start again")
         return EXIT_INTERRUPTED
-    return applying.interrupted(client, run, may_stop=True, also=_WAITS)
+    return attaching.interrupted(client, run, may_stop=True, also=_WAITS)
 
 
 _WAITS = "; its container does not wait for changed files any more"
