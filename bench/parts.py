@@ -5,7 +5,6 @@ Everything is below one short folder (a socket's path has at most 107 bytes) and
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -18,6 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from entrypoint.runtime.build import Builder
 from shim.settings import NetworkKind
@@ -70,10 +71,10 @@ class Parts:
         return ["docker", "run", *options, *runtime, "--network", NETWORK, IMAGE, *argv]
 
     def write_task(self, name: str, entrypoint: Sequence[str], **fields: Any) -> Path:
-        """Write the task's file; JSON is also YAML."""
+        """Write the task's file as a user does: a field a line."""
         file = self.folder / f"{name}.yaml"
         task = {"type": "task", "image": IMAGE, "entrypoint": list(entrypoint), **fields}
-        file.write_text(json.dumps(task))
+        file.write_text(yaml.safe_dump(task, sort_keys=False))
         return file
 
     def wait_until_idle(self) -> None:
