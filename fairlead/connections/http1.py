@@ -34,9 +34,10 @@ class Connection:
     """A connection for one request."""
 
     def __init__(self, sock: socket.socket, host: str, *, is_exact: bool = False) -> None:
-        """`host`: what the header of this name says. `is_exact`: no byte is read of what follows
-        the answer's head, which may be of another protocol."""
+        """`host`: what the header of this name says. `is_exact`: what follows the answer's head may
+        be of another protocol, and stays for `received`."""
         self.sock = sock
+        self._lines = _ByLines(sock)
         self._is_exact = is_exact
         self._host = host
         self._answer: Answer | None = None
@@ -65,16 +66,41 @@ class Connection:
 
     def answer(self) -> Answer:
         """Return the answer when its head is there. Raises OSError, BadAnswer."""
-        # A buffer of one byte is filled with what was asked for alone.
-        raw = self.sock.makefile("rb", buffering=0)
-        self._answer = Answer(io.BufferedReader(raw, 1 if self._is_exact else _BUFFER))
+        raw = self._lines if self._is_exact else self.sock.makefile("rb", buffering=0)
+        self._answer = Answer(io.BufferedReader(raw, _BUFFER))
         self._answer.read_head()
         return self._answer
+
+    def received(self) -> bytes:
+        """Return what was received behind the head of an exact answer."""
+        return self._lines.received
 
     def close(self) -> None:
         if self._answer is not None:
             self._answer.close()
         self.sock.close()
+
+
+class _ByLines(io.RawIOBase):
+    """Gives at most the rest of a line at once, so that a buffer holds nothing behind a head.
+
+    A buffer of one byte did that too, at the cost of two system calls for each byte of a head.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.received = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        data = self.received or self._sock.recv(_BUFFER)
+        size = min(data.find(b"\n") + 1 or len(data), len(view))
+        view[:size] = data[:size]
+        self.received = data[size:]
+        return size
 
 
 class Answer:

@@ -215,7 +215,7 @@ class Requests:
             response.close()
             # The WebSocket has the socket now; the end of this block must not close it.
             unless_accepted.pop_all()
-        return websocket.WebSocket(connection.sock)
+        return websocket.WebSocket(connection.sock, connection.received())
 
     def _put_there(self, address: Address, path: str, pieces: Iterable[bytes], size: int) -> None:
         with closing(self._connected(address, UPLOAD_SECONDS)) as connection:

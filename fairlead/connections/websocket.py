@@ -180,11 +180,12 @@ class Closed(Exception):
 
 
 class WebSocket(Closing):
-    """One WebSocket, after its handshake. `was_unread`: its reader stayed away for so long that the
-    server may have cut it for that alone."""
+    """One WebSocket, after its handshake. `received`: what came right behind that. `was_unread`:
+    its reader stayed away for so long that the server may have cut it for that alone."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, received: bytes = b"") -> None:
         self.socket = connection
+        self._received = received
         self.was_unread = False
         self._read_at = time.monotonic()
         self._close_code: CloseCode | None = CloseCode.OK
@@ -213,6 +214,9 @@ class WebSocket(Closing):
         raise ConnectionResetError
 
     def _receive(self) -> bytes:
+        if self._received:
+            received, self._received = self._received, b""
+            return received
         if time.monotonic() - self._read_at > UNREAD_SECONDS:
             self.was_unread = True
         try:

@@ -199,15 +199,26 @@ def test_a_request_that_would_be_read_as_two_is_not_sent(
     assert theirs.recv(1) == b""
 
 
-def test_what_follows_a_head_is_left_to_another_protocol(
-    ends: tuple[socket.socket, socket.socket],
-) -> None:
-    ours, theirs = ends
-    theirs.sendall(b"HTTP/1.1 101 Switching\r\nA: b\r\n\r\nframes")
-    answer = Connection(ours, "host", is_exact=True).answer()
-    assert (answer.status, answer.header("a")) == (101, "b")
-    answer.close()
-    assert ours.recv(100) == b"frames"
+SWITCHED = b"HTTP/1.1 101 Switching\r\nA: b\r\nC: d\r\n\r\n"
+
+
+@pytest.mark.parametrize("behind", [b"", b"frames\nand more", b"\n"])
+@pytest.mark.parametrize("cut", range(1, len(SWITCHED) + 1))
+def test_what_follows_a_head_is_left_to_another_protocol(behind: bytes, cut: int) -> None:
+    # Each packet is received by itself, as a piece of a stream may be.
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    data = SWITCHED + behind
+    with closing(ours), closing(theirs):
+        for piece in filter(None, (data[:cut], data[cut:], b"later")):
+            theirs.sendall(piece)
+        connection = Connection(ours, "host", is_exact=True)
+        answer = connection.answer()
+        assert (answer.status, answer.header("a"), answer.header("c")) == (101, "b", "d")
+        answer.close()
+        rest = connection.received()
+        while not rest.endswith(b"later"):
+            rest += ours.recv(100)
+        assert rest == behind + b"later"
 
 
 def test_a_header_that_is_given_twice_or_goes_on_is_read_whole() -> None:
