@@ -65,11 +65,12 @@ def apply(
         else:
             if status in (_KEPT, _MADE):
                 return _go_on(client, data, kept=status == _KEPT, detach=detach, json=json)
+    quick.load("fairlead.cli.commands.runs.applying")
     from pathlib import Path
 
-    from fairlead.cli.commands.runs.applying import apply as apply_read
+    from fairlead.cli.commands.runs import applying
 
-    return apply_read(
+    return applying.apply(
         Path(file),
         detach=detach,
         name=name,
