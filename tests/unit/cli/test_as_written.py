@@ -18,7 +18,7 @@ from controller.api.app import make_app
 from fairlead.cli.commands.runs import as_written
 from fairlead.configuration.text import plain
 from tests.unit.api.conftest import Controller
-from tests.unit.cli.conftest import Fairlead
+from tests.unit.cli.conftest import Fairlead, PlayedNode
 from tests.unit.cli.output import of
 
 TASK = "type: task\nname: hello\ncommands: [echo hello]\n"
@@ -168,11 +168,14 @@ async def test_a_variable_that_only_the_controller_finds_is_filled_in_here(
 
 
 async def test_a_run_that_is_replaced_is_awaited(
-    start: Fairlead, requests: Requests, controller: Controller, task: str
+    start: Fairlead, requests: Requests, controller: Controller, node: PlayedNode, task: str
 ) -> None:
-    first = await of(start, "apply", task, "-d")
-    assert first.status == 0
-    result = await of(start, "apply", task, "-d", "--if-exists", "replace")
+    await of(start, "apply", task, "-d")
+    await node.runs("hello")
+    command = await start("apply", task, "-d", "--if-exists", "replace")
+    await command.hears("is being stopped; waiting for its end")
+    await node.ends("hello", 0)
+    result = await command.ended()
     assert (result.status, result.out) == (0, b"hello\n")
-    assert requests.paths[1] == "/v1/runs:yaml"
-    assert len(controller.pipeline.runs) >= 1
+    assert requests.paths == ["/v1/runs:yaml", "/v1/runs:yaml", "/v1/runs", "/v1/runs"]
+    assert len(set(requests.keys[1:])) == 1
