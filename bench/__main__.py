@@ -12,8 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from bench import history, logs, memory, report, starts
-from bench.parts import Crun, running_parts
-from shim.settings import NetworkKind
+from bench.parts import add_options, running_parts
 
 T = TypeVar("T")
 
@@ -53,21 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="write all figures there too")
     history.add_option(parser)
-    add(
-        "--networks",
-        type=NetworkKind,
-        choices=[NetworkKind.AGENT, NetworkKind.DOCKER],
-        default=NetworkKind.AGENT,
-        help="who connects containers: the shim, as on a node that can have that, or the engine "
-        "(default: %(default)s)",
-    )
-    add(
-        "--crun",
-        type=Crun,
-        choices=list(Crun),
-        help="whose containers crun starts, on an engine that does not see cgroups of both versions"
-        " (default: nobody's)",
-    )
+    add_options(parser)
     add("--starts", type=int, default=10, metavar="N", help="tries (default: %(default)s)")
     add("--logs", type=int, default=3, metavar="N", help="tries (default: %(default)s)")
     add("--mebibytes", type=int, default=512, metavar="N", help="of log (default: %(default)s)")

@@ -5,6 +5,7 @@ Everything is below one short folder (a socket's path has at most 107 bytes) and
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import signal
@@ -45,6 +46,25 @@ class Crun(StrEnum):
 
     FAIRLEAD = "fairlead"
     BOTH = "both"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `running_parts` that a user of a bench chooses."""
+    parser.add_argument(
+        "--networks",
+        type=NetworkKind,
+        choices=[NetworkKind.AGENT, NetworkKind.DOCKER],
+        default=NetworkKind.AGENT,
+        help="who connects containers: the shim, as on a node that can have that, or the engine "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--crun",
+        type=Crun,
+        choices=list(Crun),
+        help="whose containers crun starts, on an engine that does not see cgroups of both versions"
+        " (default: nobody's)",
+    )
 
 
 @dataclass

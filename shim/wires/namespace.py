@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import struct
@@ -15,15 +14,14 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from shim.errors import EngineError
+from shim.wires import netlink
 
 ROUTES = "/proc/net/route"
 _OWN = "/proc/self/ns/net"
 _SECONDS = 20.0
 _PEER = struct.Struct("3i")
 _CLONE_NEWNET = 0x40000000
-_NETFILTER = 12
-_GROUP_OF_NFTABLES = 1 << (7 - 1)
-"""linux/sched.h, linux/netlink.h; NFNLGRP_NFTABLES of linux/netfilter/nfnetlink.h, as a bit."""
+"""Of linux/sched.h."""
 T = TypeVar("T")
 
 
@@ -127,8 +125,11 @@ class Namespace:
         """Return whether the kernel sends what the device gets: it drops all until it has noticed,
         in its own time, that the other end of a veth is up. Raises WireError."""
         # The flags of netdevice(7) say that a new device runs before the kernel has looked at it.
-        listed = json.loads(self.run("ip", "-j", "link", "show", "dev", device))
-        return bool(listed[0]["operstate"] == "UP")
+        try:
+            state = _in_namespace(self._path(), lambda: netlink.state_of(device))
+        except OSError as error:
+            raise WireError(f"{device} cannot be looked at: {error.strerror}") from None
+        return state == netlink.UP
 
     def routes(self, path: str = ROUTES) -> list[Route]:
         """Return the IPv4 routes. Raises WireError."""
@@ -151,8 +152,7 @@ class Namespace:
 
     def rules_that_go(self) -> socket.socket:
         """Return a socket that hears of each change of nftables here. Raises OSError."""
-        path = self._path()
-        return _in_namespace(path, _listen_to_nftables)
+        return _in_namespace(self._path(), netlink.changes_of_nftables)
 
     @contextmanager
     def entered(self, pid: int) -> Iterator[tuple[Namespace, int]]:
@@ -180,16 +180,6 @@ class Namespace:
 def _address(text: str) -> IPv4Address:
     """Return the address that the kernel writes in hexadecimal digits, in its own byte order."""
     return IPv4Address(struct.pack("=L", int(text, 16)))
-
-
-def _listen_to_nftables() -> socket.socket:
-    heard = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, _NETFILTER)
-    try:
-        heard.bind((0, _GROUP_OF_NFTABLES))
-    except OSError:
-        heard.close()
-        raise
-    return heard
 
 
 def _in_namespace(path: str, act: Callable[[], T]) -> T:

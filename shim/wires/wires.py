@@ -52,6 +52,8 @@ class Wires:
         """By the name of the wire."""
         self._expected: dict[str, str] = {}
         """The runs of wires that the table names already, and that are still to be made."""
+        self._waiting: dict[str, str] = {}
+        """The runs of wires whose rules a thread is about to write."""
         self._cut: dict[str, IPv4Address] = {}
         """The addresses of wires that are cut, whose containers may be there still."""
         self._subnet = IPv4Network("0.0.0.0/30")
@@ -171,14 +173,34 @@ class Wires:
         """Write the rules of a wire before its container has a process; may be repeated.
 
         The kernel ends a transaction of nft only after a grace period of RCU: 10 to 30 ms, in which
-        the engine starts the container. Raises WireError.
+        the engine starts the container. So one transaction has the rules of all that wait for it.
+        Raises WireError.
         """
         name = self._names.wire(task_id)
-        with self._lock:
-            if name in self._attached or name in self._expected:
-                return
-            self._add(run_id, name)
-            self._expected[name] = run_id
+        # Without the lock, which whoever writes now holds for so long.
+        self._waiting[name] = run_id
+        try:
+            with self._lock:
+                if name not in self._attached and name not in self._expected:
+                    self._expect_all(name, run_id)
+        finally:
+            self._waiting.pop(name, None)
+
+    def _expect_all(self, name: str, run_id: str) -> None:
+        """Write the rules of this wire and of all that wait to be expected."""
+        known = {*self._attached, *self._expected}
+        # A copy in one step: other threads add to it meanwhile.
+        waiting = {**self._waiting, name: run_id}
+        together = {one: run for one, run in waiting.items() if one not in known}
+        try:
+            self._add(together)
+        except WireError:
+            if len(together) == 1:
+                raise
+            # Each has an answer of its own.
+            together = {name: run_id}
+            self._add(together)
+        self._expected.update(together)
 
     def attach(self, one: Attachment, pid: int, still: Callable[[], bool]) -> None:
         """Make the container's wire, unless it has one. `pid`: of its first process.
@@ -227,7 +249,7 @@ class Wires:
             self._attached[name] = one
             # Before the container's end has an address: no packet goes out past the rules.
             if self._expected.pop(name, None) is None:
-                self._add(one.run_id, name)
+                self._add({name: one.run_id})
         inside.run("ip", "-batch", "-", given=wiring.in_container(wire))
         self._wait_until_it_sends(name)
 
@@ -369,9 +391,10 @@ class Wires:
         if not self._namespace.answers("ip", "link", "delete", name) and name in self._links():
             raise WireError(f"{name} cannot be removed")
 
-    def _add(self, run_id: str, name: str) -> None:
-        """Write the rules of a wire, and first what another program took away. Raises WireError."""
-        text = rules.add(self._names, run_id, name)
+    def _add(self, runs: Mapping[str, str]) -> None:
+        """Write the rules of wires, by name and run, and first what another program took away.
+        Raises WireError."""
+        text = "".join(rules.add(self._names, run_id, name) for name, run_id in runs.items())
         try:
             self._nft(text)
         except WireError:

@@ -347,6 +347,21 @@ def test_a_wire_whose_rules_are_flushed_before_it_is_made_is_closed_until_they_a
         assert lab.wires.detach("t1") == address
 
 
+def test_wires_whose_rules_are_written_together_lead_to_their_own_run_alone(
+    node: WireNode,
+) -> None:
+    with wire_lab(node) as lab:
+        # As of threads that came while rules were written.
+        lab.wires._waiting.update({lab.names.wire("t1"): "ours", lab.names.wire("t2"): "ours"})
+        lab.wires.expect("t3", "theirs")
+        assert {*lab.wires._expected.values()} == {"ours", "theirs"}
+        (one, first), (other, second) = lab.connect("t1", "ours"), lab.connect("t2", "ours")
+        third, foreign = lab.connect("t3", "theirs")
+        assert one.reached(OUTSIDE, second.address, foreign.address) == [True, True, False]
+        assert other.reached(OUTSIDE, first.address, foreign.address) == [True, True, False]
+        assert third.reached(OUTSIDE, first.address, second.address) == [True, False, False]
+
+
 @pytest.mark.parametrize("is_expected", [True, False], ids=["expected", "attached"])
 def test_a_flush_between_two_starts_costs_the_second_one_nothing(
     node: WireNode, member: Member, is_expected: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Network
@@ -14,10 +15,11 @@ import pytest
 
 from shim.engines.base import NodeFault
 from shim.engines.docker import wired
-from shim.wires import rules, wiring
+from shim.wires import netlink, rules, wiring
 from shim.wires.namespace import AddressTaken, Namespace, WireError
 from shim.wires.wires import Attachment, Wires
 from shim.wires.wiring import Wire
+from tests.support.waiting import LONG, wait_until
 from tests.unit.shim.test_docker_request import SPEC
 
 MAX_INTERFACE_NAME = 15
@@ -279,6 +281,77 @@ def test_rules_that_could_not_be_written_are_not_counted_on() -> None:
     assert namespace.started == [("nft", "-f", "-")]
 
 
+class SlowNamespace(QuietNamespace):
+    """Writes no rules before it may `go_on`. `given` are the texts for nft; one with a word that it
+    `refuses` fails."""
+
+    def __init__(self, refuses: str = "") -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.given: list[str] = []
+        self._refuses = refuses
+
+    def run(self, *argv: str, given: str = "", fds: Sequence[int] = ()) -> str:
+        if not given:
+            return "jump from_wire" if argv[0] == "nft" else super().run(*argv)
+        self.given.append(given)
+        assert self.go_on.wait(LONG)
+        if self._refuses and self._refuses in given:
+            raise WireError("nft: refused")
+        return ""
+
+
+def _expected_at_once(namespace: SlowNamespace, *task_ids: str) -> dict[str, str]:
+    """Expect wires while the rules of the first one are written; return what each was told."""
+    wires = Wires("install-1", namespace)
+    wires.open((), IPv4Network("10.80.0.0/24"))
+    namespace.given.clear()
+    namespace.go_on.clear()
+    told = {}
+
+    def expect(task_id: str) -> None:
+        told[task_id] = ""
+        try:
+            wires.expect(task_id, f"run of {task_id}")
+        except WireError as error:
+            told[task_id] = str(error)
+
+    def all_wait() -> bool:
+        begun = sum(thread.ident is not None for thread in threads)
+        return len(wires._waiting) == begun and namespace.given != []
+
+    threads = [threading.Thread(target=expect, args=(task_id,)) for task_id in task_ids]
+    for thread in threads:
+        thread.start()
+        wait_until(all_wait)
+    namespace.go_on.set()
+    for thread in threads:
+        thread.join(LONG)
+    assert wires._waiting == {}
+    assert {*wires._expected} == {NAMES.wire(one) for one in task_ids if not told[one]}
+    return told
+
+
+def _added(*task_ids: str) -> str:
+    return "".join(rules.add(NAMES, f"run of {one}", NAMES.wire(one)) for one in task_ids)
+
+
+def test_the_rules_of_wires_that_wait_are_written_together() -> None:
+    namespace = SlowNamespace()
+    assert _expected_at_once(namespace, "t1", "t2", "t3", "t4") == dict.fromkeys(
+        ("t1", "t2", "t3", "t4"), ""
+    )
+    assert namespace.given == [_added("t1"), _added("t2", "t3", "t4")]
+
+
+def test_rules_that_are_refused_cost_no_other_wire_its_own() -> None:
+    namespace = SlowNamespace(refuses=NAMES.wire("t2"))
+    told = _expected_at_once(namespace, "t1", "t2", "t3")
+    assert told == {"t1": "", "t2": "nft: refused", "t3": ""}
+    assert _added("t3") in namespace.given
+
+
 def test_a_wire_that_cannot_be_removed_is_not_forgotten() -> None:
     stuck = f"{NAMES.wire('t1')}: 0 0\n"
     namespace = ToldNamespace(dev=f"Inter-|\n face |\n{stuck}")
@@ -453,13 +526,44 @@ def test_a_wire_is_made_once_its_end_on_the_node_sends() -> None:
     assert namespace.idle == -1
 
 
-@pytest.mark.parametrize(("state", "sends"), [("UP", True), ("UNKNOWN", False), ("DOWN", False)])
-def test_a_device_sends_once_the_kernel_says_that_it_is_up(
-    state: str, sends: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    namespace = Namespace()
-    monkeypatch.setattr(namespace, "run", lambda *argv: f'[{{"operstate": "{state}"}}]')
-    assert namespace.sends("w") is sends
+def _told_of_a_link(*attributes: bytes, kind: int = 16) -> bytes:
+    body = struct.pack("=BxHiII", 0, 1, 7, 0x1043, 0) + b"".join(attributes)
+    return struct.pack("=IHHII", 16 + len(body), kind, 0, 0, 0) + body
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    whole = struct.pack("=HH", 4 + len(value), kind) + value
+    return whole.ljust(-(-len(whole) // 4) * 4, b"\0")
+
+
+_NAMED, _MTU = _attribute(3, b"fl-w0\0"), _attribute(4, b"\xdc\5\0\0")
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        (_told_of_a_link(_NAMED, _attribute(16, b"\6"), _MTU), netlink.UP),
+        (_told_of_a_link(_attribute(16, b"\0")), 0),
+        (_told_of_a_link(_NAMED, _MTU), None),
+        (_told_of_a_link(), None),
+        (_told_of_a_link(_NAMED, _attribute(16, b"\6"))[:44], None),
+        (_told_of_a_link(b"\0" * 4, _attribute(16, b"\6")), netlink.UP),
+        (_told_of_a_link(_attribute(16, b"\6"), kind=17), None),
+    ],
+    ids=["up", "unknown", "left out", "nothing", "cut off", "an empty attribute", "of a removal"],
+)
+def test_the_kernels_answer_tells_the_state_of_a_device(answer: bytes, state: int | None) -> None:
+    assert netlink.state_in(answer) == state
+
+
+def test_a_device_sends_only_once_the_kernel_says_that_it_is_up() -> None:
+    # The kernel never says it of the loopback, which is there in each namespace.
+    assert not Namespace().sends("lo")
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    with pytest.raises(WireError, match="fl-w-none cannot be looked at: No such device"):
+        Namespace().sends("fl-w-none")
 
 
 @pytest.mark.parametrize("is_expected", [True, False])
