@@ -40,6 +40,7 @@ class Connection:
         self._is_exact = is_exact
         self._host = host
         self._answer: Answer | None = None
+        self._heard: bytes | None = None
 
     def request(
         self,
@@ -63,10 +64,18 @@ class Connection:
         for piece in content:
             self.sock.sendall(piece)
 
+    def hear(self) -> None:
+        """Return when the answer has begun, or the other side has ended. Raises OSError; after a
+        TimeoutError it may be called again, which no reader of the answer may."""
+        if self._heard is None:
+            self._heard = self.sock.recv(1)
+
     def answer(self) -> Answer:
         """Return the answer when its head is there. Raises OSError, BadAnswer."""
+        raw: io.RawIOBase = self.sock.makefile("rb", buffering=0)
+        if self._heard:
+            raw = _Begun(self._heard, raw)
         # A buffer of one byte is filled with what was asked for alone.
-        raw = self.sock.makefile("rb", buffering=0)
         self._answer = Answer(io.BufferedReader(raw, 1 if self._is_exact else _BUFFER))
         self._answer.read_head()
         return self._answer
@@ -75,6 +84,29 @@ class Connection:
         if self._answer is not None:
             self._answer.close()
         self.sock.close()
+
+
+class _Begun(io.RawIOBase):
+    """The bytes of a connection of which the first ones were read before."""
+
+    def __init__(self, heard: bytes, rest: io.RawIOBase) -> None:
+        self._heard = heard
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int | None:
+        if not self._heard:
+            return self._rest.readinto(buffer)  # type: ignore[arg-type]
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        heard, self._heard = self._heard[: len(view)], self._heard[len(view) :]
+        view[: len(heard)] = heard
+        return len(heard)
+
+    def close(self) -> None:
+        self._rest.close()
+        super().close()
 
 
 class Answer:
