@@ -153,6 +153,7 @@ async def _among_peers(
             except (LeaseLost, StoreUnavailable) as error:
                 # All of this lead is closed by now, as when a full one hands over.
                 log.error("%s", error)
+                wait.note_end(error)
             except CannotStart as error:
                 _require_patience(error)
                 continue
