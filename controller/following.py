@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1
 """It bounds what a takeover adds to the death of a leader."""
 _OLD_LEADER_SECONDS = 1.0
+FIRST_SECONDS = 0.3
+"""So long a controller that may lead lets the one go first that got the leader's lock, if there is
+one. It needs 0.1 s to take the lease."""
 MIN_REST_SECONDS = 1.0
 MAX_REST_SECONDS = 60.0
 """Between two tries to lead where the database's address leads to two servers by turns."""
@@ -48,6 +52,8 @@ class Wait:
         self._away_since: float | None = None
         """When the database was found to be away, by the loop's clock."""
         self._tried_at = float("-inf")
+        self._may_lead_since = math.inf
+        """By the loop's clock."""
         self._timelines: set[int] = set()
         """Of the database's servers on which this controller has led."""
         self._rests = 0.0
@@ -161,9 +167,14 @@ class Wait:
     def _may_try(self, sight: Sight | None) -> bool:
         """A database that no controller of this version has opened shows nothing: then the lease
         alone tells, and asking for it takes a transaction."""
-        if sight is not None:
-            return sight.may_lead
         now = asyncio.get_running_loop().time()
+        if sight is not None:
+            if not sight.may_lead:
+                self._may_lead_since = math.inf
+                return False
+            self._may_lead_since = min(self._may_lead_since, now)
+            # Several that open the database at once, on one busy machine, hold each other up.
+            return self._peers.has_lock or now - self._may_lead_since >= FIRST_SECONDS
         if now - self._tried_at < _OLD_LEADER_SECONDS:
             return False
         self._tried_at = now

@@ -67,6 +67,7 @@ class NotingRelay(Relay):
 def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(following, "LOOK_SECONDS", 0.001)
+        patch.setattr(following, "FIRST_SECONDS", 0.0)
         yield
 
 
@@ -110,6 +111,34 @@ async def test_begin_and_end_of_each_outage_of_the_database_are_logged(
 
 async def test_a_database_without_a_table_of_controllers_is_tried() -> None:
     assert await waited(None) == [None]
+
+
+async def test_one_without_the_leaders_lock_lets_another_one_go_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that open the database at once hold each other up."""
+    monkeypatch.setattr(following, "FIRST_SECONDS", LONG)
+    # The other one was faster, and later this one gets the lock.
+    peers = Planted(sight(may_lead=True), sight(may_lead=True), sight(), sight(may_lead=True))
+    relay = NotingRelay()
+    wait = Wait(peers, asyncio.Event())
+    waiting = asyncio.create_task(wait.until_it_may_lead(relay))
+    await eventually(lambda: len(peers.left) == 1 and len(relay.led_to) > 3)
+    assert relay.led_to == ["http://l:1"] * len(relay.led_to)
+    assert not waiting.done()
+    peers.has_lock = True
+    assert await waiting
+    assert relay.led_to[-1] is None
+
+
+async def test_where_nobody_has_the_lock_one_leads_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A leader that is paused keeps it, and behind a pool nobody takes it."""
+    monkeypatch.setattr(following, "FIRST_SECONDS", 0.02)
+    began = asyncio.get_running_loop().time()
+    assert await waited(sight(may_lead=True))
+    assert asyncio.get_running_loop().time() - began >= 0.02
 
 
 async def test_a_stop_ends_the_wait() -> None:
