@@ -60,8 +60,8 @@ _AIMS = {
     "killed": (1.0, 5.0),
     "cut": (5.0, 5.0),
     "stopped": (1.0, 5.0),
-    # Its kernel takes requests all the same: a client gives it 10 s for the first word.
-    "paused": (10.5, 10.5),
+    # Its lease has run out 5 s after its last word. Clients have left it by then.
+    "paused": (5.5, 6.0),
 }
 """Seconds that clients wait at most: the median, and 99 of 100."""
 
