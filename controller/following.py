@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 
 from controller.identity import IDENTITY_NAME
 from controller.relay import Leader, Relay, leader_at
 from controller.store.base import BEFORE_BUCKET, Peer, Sight
-from controller.store.errors import OtherInstallation, StoreUnavailable, StoreUnusable
+from controller.store.errors import (
+    OtherInstallation,
+    OtherTimeline,
+    StoreError,
+    StoreUnavailable,
+    StoreUnusable,
+)
 from controller.store.peers import Peers
 from controller.vault import SECRETS_KEY_NAME
 
@@ -20,6 +27,12 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1
 """It bounds what a takeover adds to the death of a leader."""
 _OLD_LEADER_SECONDS = 1.0
+FIRST_SECONDS = 0.3
+"""So long a controller that may lead lets the one go first that got the leader's lock, if there is
+one. It needs 0.1 s to take the lease."""
+MIN_REST_SECONDS = 1.0
+MAX_REST_SECONDS = 60.0
+"""Between two tries to lead where the database's address leads to two servers by turns."""
 MAX_CLOCK_DIFFERENCE = 300.0
 """Seconds between this machine's clock and the database's."""
 
@@ -39,6 +52,13 @@ class Wait:
         self._away_since: float | None = None
         """When the database was found to be away, by the loop's clock."""
         self._tried_at = float("-inf")
+        self._may_lead_since = math.inf
+        """By the loop's clock."""
+        self._timelines: set[int] = set()
+        """Of the database's servers on which this controller has led."""
+        self._rests = 0.0
+        self._rests_until = float("-inf")
+        """Until when this controller does not try to lead, by the loop's clock."""
         self._first_seen: dict[str, float] = {}
         """When others with this one's URL had been seen at its first look."""
 
@@ -77,7 +97,8 @@ class Wait:
                     self._away_since = asyncio.get_running_loop().time()
             else:
                 self._say_that_it_answers()
-                if self._may_try(sight):
+                rests = asyncio.get_running_loop().time() < self._rests_until
+                if not rests and self._may_try(sight):
                     relay.lead_to(None)
                     return True
                 relay.lead_to(self._elsewhere(sight))
@@ -85,6 +106,27 @@ class Wait:
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._stop.wait()
         return False
+
+    def note_end(self, error: StoreError) -> None:
+        """Note why the last lead of this controller ended. It tries to lead less and less often
+        while the database's address leads to two servers by turns: on either one it would lead
+        until its next connection."""
+        if not isinstance(error, OtherTimeline):
+            return
+        both = {error.before, error.found}
+        returns, self._timelines = error.found in self._timelines, self._timelines | both
+        # A server that was promoted begins a timeline of its own. None comes back.
+        if not returns:
+            return
+        self._rests = min(max(2 * self._rests, MIN_REST_SECONDS), MAX_REST_SECONDS)
+        self._rests_until = asyncio.get_running_loop().time() + self._rests
+        log.error(
+            "the database's address leads to two servers by turns, of the timelines %d and %d, and "
+            "both take changes: stop the one that was replaced, or give the other one's address. "
+            "This controller tries to lead again in %.0f s",
+            *sorted(both),
+            self._rests,
+        )
 
     async def linger(self, relay: Relay, seconds: float) -> None:
         """Let `relay` carry what still comes to a controller that is being stopped: clients that
@@ -125,9 +167,14 @@ class Wait:
     def _may_try(self, sight: Sight | None) -> bool:
         """A database that no controller of this version has opened shows nothing: then the lease
         alone tells, and asking for it takes a transaction."""
-        if sight is not None:
-            return sight.may_lead
         now = asyncio.get_running_loop().time()
+        if sight is not None:
+            if not sight.may_lead:
+                self._may_lead_since = math.inf
+                return False
+            self._may_lead_since = min(self._may_lead_since, now)
+            # Several that open the database at once, on one busy machine, hold each other up.
+            return self._peers.has_lock or now - self._may_lead_since >= FIRST_SECONDS
         if now - self._tried_at < _OLD_LEADER_SECONDS:
             return False
         self._tried_at = now

@@ -24,9 +24,18 @@ from controller.api.http.errors import (
     as_response,
     encoded,
     leads_no_more,
+    leaves,
     not_known_to_be_done,
 )
-from controller.api.http.holding import Changing, Holding, Lead, LeaseEnds, note_answer
+from controller.api.http.holding import (
+    ANSWERING,
+    Changing,
+    Holding,
+    Lead,
+    LeaseEnds,
+    has_left,
+    note_answer,
+)
 from controller.api.http.leaving import LEAVING, Leaving
 from controller.api.http.openapi import document
 from controller.api.http.origins import Origins, mark
@@ -39,6 +48,15 @@ from controller.service import ControllerService
 from controller.service.accounts.rights import READ_METRICS, require_admin
 from controller.service.accounts.users import Credential
 from controller.store.accounts import StoredToken
+from controller.store.base import Commits
+from controller.store.errors import (
+    LeaseLost,
+    LeaseTaken,
+    NotKnown,
+    Stops,
+    StoreError,
+    StoreUnavailable,
+)
 
 MAX_BODY_BYTES = 2 << 20
 OPENAPI_PATH = "/v1/openapi.json"
@@ -225,17 +243,35 @@ def _only_while(lead: Lead) -> Middleware:
     @web.middleware
     async def only_while_it_leads(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.method in _READING:
+            if request.path != HEALTH_PATH and await has_left(lead):
+                return leaves()
             return await handler(request)
         if not await holding.may_go_on(request):
             return leads_no_more()
+        stored = Commits.counted()
         try:
             return await changing.answer(request, handler(request))
         # The database may do the change after this answer, so it can neither be confirmed nor
         # denied.
         except LeaseEnds:
             return not_known_to_be_done()
+        except (LeaseLost, StoreUnavailable) as error:
+            if (answer := _unless_done(error, lead, stored)) is None or ANSWERING in request:
+                raise
+            return answer
 
     return only_while_it_leads
+
+
+def _unless_done(error: StoreError, lead: Lead, stored: Commits) -> web.Response | None:
+    """Return the answer to a change that this controller could not store, if another controller may
+    lead; None: this one leads, and the error says what is wrong."""
+    if isinstance(error, LeaseTaken | Stops) and not stored.has_any:
+        return leaves(str(error))
+    if isinstance(error, LeaseLost | NotKnown):
+        return not_known_to_be_done(f"{error}, so it is not known whether this change was stored")
+    # Nothing was stored by the one that has failed.
+    return None if stored.has_any or lead.is_sure() else leads_no_more()
 
 
 def _endpoint(route: Route, service: ControllerService, authorise: Authorise) -> Endpoint:

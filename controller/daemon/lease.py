@@ -46,6 +46,10 @@ class Leading:
         self._is_over = True
         self._tell()
 
+    def has_left(self) -> bool:
+        """Return whether it waits for no renewal any more."""
+        return self._is_over
+
     def _tell(self) -> None:
         if self._known is not None and not self._known.done():
             self._known.set_result(None)

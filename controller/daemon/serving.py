@@ -9,10 +9,12 @@ import math
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
 
+from common.proxy.entry import Proxy
 from controller.api.app import make_runner
 from controller.api.http.leaving import Leaving
 from controller.api.http.origins import Origins
@@ -153,6 +155,7 @@ async def _among_peers(
             except (LeaseLost, StoreUnavailable) as error:
                 # All of this lead is closed by now, as when a full one hands over.
                 log.error("%s", error)
+                wait.note_end(error)
             except CannotStart as error:
                 _require_patience(error)
                 continue
@@ -255,11 +258,12 @@ async def _controller(
             closing.push_async_callback(joining.cleanup)
             await listen_for_nodes(joining, opened.join)
         ready(await listen(api, options, certificate, listening))
-        closing.push_async_callback(_answer_all, api, leaving, answering)
-        if take_back is not None:
-            # When followers know that it leaves: they take what waits to the next leader.
-            closing.callback(proxy.leave)
-            closing.push_async_callback(_leave_address, leading, leaving, api, links, take_back)
+        answer_all = partial(_answer_all, api, leaving, answering)
+        if take_back is None:
+            closing.push_async_callback(answer_all)
+        else:
+            closing.push_async_callback(_leave_followers, links, proxy, answer_all)
+            closing.push_async_callback(_leave_address, leading, leaving, api, take_back)
         yield work
 
 
@@ -312,7 +316,6 @@ async def _leave_address(
     leading: Leading,
     leaving: Leaving,
     api: web.AppRunner,
-    links: Sequence[FollowerLinks],
     take_back: Callable[[], Awaitable[None]],
 ) -> None:
     """Leave what comes from now on to the next leader, and go on with what has begun."""
@@ -323,5 +326,19 @@ async def _leave_address(
     # leave, and goes to the next leader.
     leading.end()
     leaving.begin()
-    for one in links:
-        await one.leave()
+
+
+async def _leave_followers(
+    links: Sequence[FollowerLinks],
+    proxy: Proxy,
+    answer_all: Callable[[], Coroutine[None, None, None]],
+) -> None:
+    """Let followers take their requests to the next leader. What has begun is answered meanwhile:
+    the next leader waits for both."""
+    async with asyncio.TaskGroup() as group:
+        for one in links:
+            group.create_task(one.leave())
+        # When followers are told that it leaves: they take what waits to the next leader.
+        await asyncio.sleep(0)
+        proxy.leave()
+        await answer_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 
 from controller.assembly import Assembly
 from controller.clock import SystemClock
@@ -39,7 +40,8 @@ async def run(options: Options, opened: Opened, leading: Leading) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(opened.assembly.run(), name="assembly")
             every = renewal_seconds(options)
-            group.create_task(keep_lease(stores.store, every, leading), name="lease")
+            lease = keep_lease(stores.store, every, leading)
+            group.create_task(_until_lost(lease, opened.assembly), name="lease")
             group.create_task(_tidy_blobs(opened.assembly, stores), name="blobs")
             group.create_task(retention.run(), name="retention")
             group.create_task(_settle_costs(service.costs), name="costs")
@@ -52,6 +54,16 @@ async def run(options: Options, opened: Opened, leading: Leading) -> None:
     except BaseExceptionGroup as errors:
         # A TaskGroup wraps its error even if it is a single one, and callers name what they catch.
         raise errors.exceptions[0] from None
+
+
+async def _until_lost(lease: Coroutine[None, None, None], assembly: Assembly) -> None:
+    """Raises LeaseLost."""
+    try:
+        await lease
+    except LeaseLost as error:
+        # The end of this task cancels all others. Clients are told before that nothing was done.
+        await assembly.pipeline.lost(error)
+        raise
 
 
 async def _tidy_blobs(assembly: Assembly, stores: Stores) -> None:

@@ -22,7 +22,7 @@ from aiohttp.typedefs import Handler, Middleware
 from common.proxy.errors import NOTHING_DONE
 from common.proxy.forwarding import HangUps
 from common.proxy.headers import CLIENT
-from controller.api.http.errors import leads_no_more
+from controller.api.http.errors import LEAVES, NOT_KNOWN, leads_no_more
 from controller.api.http.routes import FRAMES, JSON, NDJSON
 from controller.api.http.streams import cancel_this, reader_may_leave, registered
 from controller.api.jobs.logs import IS_ONLY_FOUND
@@ -52,6 +52,9 @@ one leads no more."""
 HELD = "Fairlead-Held"
 """Of an answer on a link: nothing of the request was done. This controller could not renew its
 lease; it may lead again, or another one leads already."""
+PERHAPS_DONE = "Fairlead-Perhaps-Done"
+"""Of an answer on a link: it is not known whether the request was done. One that may be sent twice
+may go to the next leader."""
 HANDSHAKE_SECONDS = 10.0
 LOG_REST_SECONDS = 0.25
 """Between two small pieces of a log on a link. A piece costs the leader 0.1 ms of CPU, and 20 jobs
@@ -140,7 +143,10 @@ class FollowerLinks:
             answer = await handler(seen)
             if NOTHING_DONE in answer:
                 # It was held. This controller may have left meanwhile.
-                answer.headers[NOT_DONE if self._is_leaving else HELD] = "1"
+                is_over = self._is_leaving or LEAVES in answer
+                answer.headers[NOT_DONE if is_over else HELD] = "1"
+            elif NOT_KNOWN in answer:
+                answer.headers[PERHAPS_DONE] = "1"
             # With the request that the handler saw: what it noted there is for the answer's head.
             await answer.prepare(seen)
             return answer

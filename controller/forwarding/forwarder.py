@@ -21,7 +21,7 @@ from common.proxy.tunnel import tunnel
 from common.proxy.upstream import NoAnswer, ReplicaConnection, ResponseHead, UpstreamError
 from controller.api.http.errors import body_too_slow, nobody_leads
 from controller.api.http.holding import HELD_SECONDS, Room, held_size
-from controller.forwarding.follower_links import HELD, NOT_DONE
+from controller.forwarding.follower_links import HELD, NOT_DONE, PERHAPS_DONE
 from controller.forwarding.leader_links import (
     LeaderLinks,
     Link,
@@ -40,7 +40,10 @@ _WORTH_TELLING = 0.1
 _MAX_HELD = 10_000
 """As many as there may be connections."""
 _MAX_HELD_BYTES = 64 << 20
-_OF_LINKS = frozenset((NOT_DONE.lower(), HELD.lower()))
+_AGAIN_SECONDS = 2.0
+"""Beyond the time for which a request is held, it has so long to reach the next leader, after a
+leader held it to the end of that time. That leader is known by then."""
+_OF_LINKS = frozenset((NOT_DONE.lower(), HELD.lower(), PERHAPS_DONE.lower()))
 _SETTING = re.compile(SETTING_PATH)
 _OF_ONE = frozenset(("/v1/runs", "/v1/runs:yaml"))
 _OF_SEVERAL = frozenset(("/v1/runs:batch", "/v1/runs/together"))
@@ -71,6 +74,8 @@ class _Exchange(msgspec.Struct, kw_only=True):
     is_upgrade: bool
     order_key: str | None = None
     """Of an order that its client has given none; the same at each leader."""
+    held_until: float
+    """Until when it waits for a leader, by the loop's clock."""
     until: float | None = None
     """When the answer must have begun, by the loop's clock."""
     held: float = 0.0
@@ -117,7 +122,7 @@ class Forwarder:
             return slow
         seconds = self._hold_seconds if within is None else within
         now, held = asyncio.get_running_loop().time, 0.0
-        until = now() + seconds
+        until = (began := now()) + seconds
         order_key = _order_key(request)
         with self._hang_ups.watched(request):
             while True:
@@ -139,12 +144,15 @@ class Forwarder:
                     link=link,
                     is_upgrade=_is_websocket(request),
                     order_key=order_key,
+                    held_until=until,
                     until=None if within is None else until,
                 )
                 try:
                     return await self._exchange(exchange)
                 except _MayBeSentAgain:
-                    continue
+                    if within is None:
+                        # From the beginning: it ends although leaders take turns.
+                        until = began + seconds + _AGAIN_SECONDS
                 except ConnectionError:
                     # What goes wrong at the leader is an UpstreamError, so it was the client that
                     # left.
@@ -172,6 +180,8 @@ class Forwarder:
             elif _has(head, HELD) and exchange.link.over.is_set() and exchange.body.can_be_sent:
                 # The next one leads since then. If nobody does, the request was held long enough.
                 raise _MayBeSentAgain
+            elif _has(head, PERHAPS_DONE) and await self._may_go_to_the_next(exchange):
+                raise _MayBeSentAgain
             if head.status == 101 and exchange.is_upgrade:
                 return await tunnel(
                     exchange.request, _for_client(head), exchange.connection.upgraded
@@ -179,6 +189,17 @@ class Forwarder:
             return await self._pass_on(exchange, head)
         finally:
             await _finish(exchange)
+
+    async def _may_go_to_the_next(self, exchange: _Exchange) -> bool:
+        """Return whether the request may be sent twice, and another controller leads in time."""
+        if exchange.until is not None or not _may_be_sent_again(exchange):
+            return False
+        with self._room.place(held_size(exchange.body.size)) as has_place:
+            left = exchange.held_until - asyncio.get_running_loop().time()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(left, 0.0) if has_place else 0.0):
+                    await exchange.link.over.wait()
+        return exchange.link.over.is_set()
 
     async def _asked(self, exchange: _Exchange) -> ResponseHead:
         """Raises UpstreamError, LeaderLate, and aiohttp's errors about the client."""

@@ -8,11 +8,12 @@ perform effects, and only then do callers get their answers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from controller.aio import Watch, Watchers, in_stretches
+from controller.aio import Flag, Watch, Watchers, in_stretches
 from controller.clock import Chance, Clock
 from controller.lifecycle.events import NO_RUN
 from controller.lifecycle.model import Fleet, Node, RunState
@@ -40,12 +41,23 @@ from controller.pipelines.renting import Renting
 from controller.pipelines.seams import Scheduler, TurnListener
 from controller.pipelines.turn import Brake, TurnInProgress
 from controller.pipelines.waiting import Callers, Deadlines, Waiter, resolve
-from controller.store.base import Changes, Store
-from controller.store.errors import LeaseLost, StoreError, StoreRefused, StoreUnavailable
+from controller.store.base import Changes, Commits, Store
+from controller.store.errors import (
+    LeaseLost,
+    LeaseTaken,
+    NotKnown,
+    Stops,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 
 log = logging.getLogger(__name__)
 COMMIT_RETRY_SECONDS = 1.0
+LOST_SECONDS = 1.0
+"""So long a controller that was replaced waits for the end of its last commit. The store refuses it
+at once, unless the database hangs."""
 ANY_NODE = "any node"
 """The key to watch for changes of any node."""
 
@@ -93,6 +105,8 @@ class RunPipeline:
         self._brake = Brake()
         self._callers = Callers(self._wake)
         self._deadlines = Deadlines()
+        self._no_turn = Flag()
+        self._no_turn.set()
         self._reschedule = False
         self._renting = None if rentals is None else Renting(rentals, self._inventory, self)
         if rentals is not None:
@@ -180,13 +194,18 @@ class RunPipeline:
     async def admit_all(self, states: Sequence[RunState]) -> list[Exception | None]:
         """Make these new runs durable in one turn. Return for each what `admit` would raise.
 
-        A run that is refused keeps none of the others from being committed.
+        A run that is refused keeps none of the others from being committed. Raises LeaseTaken if
+        another controller leads and none was committed: it may do all of it.
         """
         admitted = [self._enter(state) for state in states]
         try:
-            return [
+            refusals = [
                 one if isinstance(one, Exception) else await _refusal_of(one) for one in admitted
             ]
+            taken = [one for one in refusals if isinstance(one, LeaseTaken)]
+            if taken and None not in refusals:
+                raise taken[0]
+            return refusals
         finally:
             for one in admitted:
                 if isinstance(one, asyncio.Future):
@@ -289,7 +308,7 @@ class RunPipeline:
 
     async def run(self) -> None:
         """Take turns until cancelled. Raises LeaseLost: this controller must stop at once."""
-        ended: StoreError = StoreUnavailable("this controller is stopping")
+        ended: StoreError = Stops("this controller is stopping")
         try:
             while True:
                 await self._wait_for_work()
@@ -300,14 +319,26 @@ class RunPipeline:
         finally:
             self._callers.end(ended)
 
+    async def lost(self, why: LeaseLost) -> None:
+        """Answer all callers: this controller leads no more. Return when those whose change is
+        being committed have their answer, too, or after a moment."""
+        self._callers.end(why)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOST_SECONDS):
+                await self._no_turn.wait()
+
     async def _try_turn(self) -> None:
+        self._no_turn.clear()
         try:
             await self._turn()
         except StoreUnavailable as error:
             log.error("commit failed, trying again in %s s: %s", COMMIT_RETRY_SECONDS, error)
             # SQLite is busy, or PostgreSQL is away: the inbox was put back, so nothing is lost.
+            self._no_turn.set()
             await asyncio.sleep(COMMIT_RETRY_SECONDS)
             self._wake.set()
+        finally:
+            self._no_turn.set()
 
     async def _wait_for_work(self) -> None:
         renting = None if self._renting is None else self._renting.wakes_at
@@ -360,7 +391,7 @@ class RunPipeline:
             for state in admitted.values():
                 self._forget_admission(state)
             refusal = error if isinstance(error, StoreError) else None
-            resolve(waiters, refusal or StoreUnavailable("this controller is stopping"))
+            resolve(waiters, refusal or NotKnown("this controller is stopping"))
             raise
         self._adopt(turn, now)
         if self._renting is not None:
@@ -538,4 +569,5 @@ async def _refusal_of(commit: asyncio.Future[None]) -> Exception | None:
         await commit
     except StoreError as error:
         return error
+    Commits.note()
     return None

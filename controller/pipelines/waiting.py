@@ -7,6 +7,7 @@ import heapq
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from controller.store.base import Commits
 from controller.store.errors import StoreError
 
 
@@ -77,6 +78,7 @@ class Callers:
         if self.ended is not None:
             raise self.ended
         await self.waiter(of).done
+        Commits.note()
 
     def waiter(self, of: str | None) -> Waiter:
         waiter = Waiter(asyncio.get_running_loop().create_future(), of)

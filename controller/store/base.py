@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection
+from contextvars import ContextVar
 from typing import Protocol
 
 import msgspec
@@ -25,6 +26,30 @@ COSTS_SECONDS = 400 * 86400.0
 """How long the sums of days are kept: a year, and the months in which it begins and ends."""
 
 
+class Commits:
+    """What was stored on behalf of one request. A request of which nothing was stored may be done
+    by another controller."""
+
+    def __init__(self) -> None:
+        self.has_any = False
+
+    @staticmethod
+    def counted() -> Commits:
+        """Return those of this task from now on."""
+        counted = Commits()
+        _COMMITS.set(counted)
+        return counted
+
+    @staticmethod
+    def note() -> None:
+        """Note that something was stored on behalf of the request of this task, if it has one."""
+        if (counted := _COMMITS.get()) is not None:
+            counted.has_any = True
+
+
+_COMMITS: ContextVar[Commits | None] = ContextVar("commits", default=None)
+
+
 class Store(Protocol):
     """Keeps the controller's state."""
 
@@ -38,8 +63,8 @@ class Store(Protocol):
         """Return all that is live. Raises StoreUnavailable."""
 
     async def commit(self, changes: Changes) -> None:
-        """Make the changes durable, all or none. Raises LeaseLost, StoreUnavailable,
-        StoreRefused."""
+        """Make the changes durable, all or none, and note it (`Commits`). Raises LeaseLost,
+        StoreUnavailable, StoreRefused."""
 
     async def find_run(self, key: str, *, user: str | None = None) -> RunState | None:
         """Return the run with this id, else the live one with this name, else the newest one.

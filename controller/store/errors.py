@@ -59,6 +59,31 @@ class LeaseLost(StoreError):
     """Another controller has taken over: this one must stop at once and change nothing."""
 
 
+class LeaseTaken(LeaseLost):
+    """Another controller has taken over, and nothing of this change was stored."""
+
+
+class OtherTimeline(LeaseLost):
+    """The database's address leads to another server than before: one that was promoted, or the
+    one that this one has replaced. `before` and `found` are their timelines."""
+
+    def __init__(self, before: int, found: int) -> None:
+        super().__init__(
+            "another database server was promoted, which may lack the last commits; this "
+            "controller leads no more, so that the next one goes on from what is there"
+        )
+        self.before = before
+        self.found = found
+
+
+class Stops(StoreUnavailable):
+    """Nothing of this change was stored: this controller is being stopped."""
+
+
+class NotKnown(StoreUnavailable):
+    """Whether this change was stored, nobody waits to learn: the controller stops."""
+
+
 class OtherInstallation(StoreUnusable):
     """The controller's data folder belongs to another installation than the database."""
 

@@ -120,13 +120,7 @@ def _postgresql(connection: sa.Connection, own_time: Callable[[], float]) -> Dat
     if version is not None:
         query = sa.select(leases.c.holder, leases.c.expires_at).where(leases.c.name == LEASE_NAME)
         lease = connection.execute(query).one_or_none()
-    # A lock with one 64-bit key shows its lower half as objid (pg_locks).
-    locked = sa.text(
-        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objid = :key"
-        " AND objsubid = 1 AND database = (SELECT oid FROM pg_database"
-        " WHERE datname = current_database())"
-    )
-    return DatabaseFacts(
+    facts = DatabaseFacts(
         kind="postgresql",
         seconds=ended - began,
         server=row.server,
@@ -140,9 +134,18 @@ def _postgresql(connection: sa.Connection, own_time: Callable[[], float]) -> Dat
         machines=_live_machines(connection),
         holder=None if lease is None else lease.holder,
         lease_left=None if lease is None else lease.expires_at - row.now,
-        is_locked=connection.execute(locked, {"key": LEADING_LOCK}).scalar_one() > 0,
         sight=_sight(connection, version or ""),
     )
+    return msgspec.structs.replace(facts, is_locked=_is_locked(connection))
+
+
+def _is_locked(connection: sa.Connection) -> bool:
+    """Return whether a session has the leader's lock. It is the last question of its transaction:
+    until that ends, a controller that asks for a free lock does not get it, and asks again."""
+    # Not the view pg_locks, which a role may be forbidden to read. Shared: of two doctors, none
+    # takes the other one for a leader.
+    query = sa.select(sa.func.pg_try_advisory_xact_lock_shared(LEADING_LOCK))
+    return not connection.execute(query).scalar_one()
 
 
 def _sight(connection: sa.Connection, version: str) -> Sight | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import sqlalchemy as sa
 
-from controller.store.errors import LeaseHeld, LeaseLost
+from controller.store.errors import LeaseHeld, LeaseTaken
 from controller.store.schema import leases
 from fairlead.wire.decoders import decoder_of
 
@@ -71,14 +71,14 @@ class Lease:
         self.token = None
 
     def verify(self, connection: sa.Connection) -> None:
-        """Raise LeaseLost if another controller has the lease. Locks the row until the transaction
+        """Raise LeaseTaken if another controller has the lease. Locks the row until the transaction
         ends."""
         current = connection.execute(
             # Locked: no successor may take the lease between this check and the commit.
             sa.select(leases.c.token).where(leases.c.name == LEASE_NAME).with_for_update()
         ).scalar_one_or_none()
         if current != self.token:
-            raise LeaseLost("another controller has taken over; this one leads no more")
+            raise LeaseTaken("another controller has taken over; this one leads no more")
 
     def renew(self, connection: sa.Connection) -> None:
         connection.execute(self._mine().values(expires_at=self._now(connection) + self._seconds))

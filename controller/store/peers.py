@@ -257,13 +257,10 @@ class Peers:
 
     def _is_written(self, session: sa.Connection) -> bool:
         """Return whether a controller has a session for writes."""
-        # Asking for the lock itself would keep it for a moment from one that connects again.
-        query = sa.text(
-            "SELECT EXISTS (SELECT FROM pg_locks JOIN pg_database ON database = pg_database.oid"
-            " WHERE datname = current_database() AND locktype = 'advisory' AND granted"
-            " AND classid = 0 AND objid = :lock AND objsubid = 1)"
-        )
-        return bool(session.execute(query, {"lock": WRITING_LOCK}).scalar_one())
+        # Not the view pg_locks, which a role may be forbidden to read. Where nobody has the lock,
+        # this session has it until the statement ends: the transaction is no longer than that.
+        query = sa.select(sa.func.pg_try_advisory_xact_lock(WRITING_LOCK))
+        return not session.execute(query).scalar_one()
 
     def _show(self, session: sa.Connection, version: str) -> None:
         now = self._monotonic()
@@ -324,7 +321,8 @@ def show_that_it_writes(connection: Any, _record: object) -> None:
     """Let the others see that this new connection, in which this controller writes, is there."""
     if not _announces_another(connection):
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_try_advisory_lock_shared(%s)", (WRITING_LOCK,))
+            # It waits: a follower that looks whether somebody writes has the lock for a moment.
+            cursor.execute("SELECT pg_advisory_lock_shared(%s)", (WRITING_LOCK,))
     connection.rollback()
 
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from controller.store import peers, schema
 from controller.store.base import Sight
-from controller.store.errors import LeaseLost, StoreUnavailable, StoreUnusable
+from controller.store.errors import OtherTimeline, StoreUnavailable, StoreUnusable
 from controller.store.lease import FolderLock, Life
 from controller.store.peers import Peers, sight_of
 from controller.store.schema import installation
@@ -155,17 +155,14 @@ class PostgresqlDatabase:
         return self._timeline
 
     def _require_timeline(self, connection: Any, _record: object) -> None:
-        """Raise LeaseLost if a server was promoted since the first connection: what is in memory
-        may be ahead of it."""
+        """Raise OtherTimeline if a server was promoted since the first connection: what is in
+        memory may be ahead of it."""
         found = _timeline_of(connection)
         if self._timeline is None:
             self._timeline = found
-        elif found not in (None, self._timeline):
+        elif found is not None and found != self._timeline:
             connection.close()
-            raise LeaseLost(
-                "another database server was promoted, which may lack the last commits; this "
-                "controller leads no more, so that the next one goes on from what is there"
-            )
+            raise OtherTimeline(self._timeline, found)
 
     def guard(self, connection: sa.Connection) -> None:
         if self.peers is not None:

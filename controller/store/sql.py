@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from controller.lifecycle.machines.cost import DayCosts
 from controller.lifecycle.model import Attempt, RunState
 from controller.store import queries, schema, writes
-from controller.store.base import USE_SECONDS, Boot, Changes, Sight, Snapshot, StoredEvent
+from controller.store.base import USE_SECONDS, Boot, Changes, Commits, Sight, Snapshot, StoredEvent
 from controller.store.errors import (
     LeaseLost,
     OtherInstallation,
@@ -236,6 +236,7 @@ class SqlStore:
             await self._write(write)
         except StoreRefused as error:
             raise await self._blame(changes, str(error)) from error.__cause__
+        Commits.note()
         if writes.drops_values(changes):
             self._scrub_soon()
 

@@ -101,6 +101,8 @@ class Tries:
         self._failures: dict[Address, FairleadError] = {}
         self.may_go_on = False
         """Whether another address may be asked if this one takes the request and says nothing."""
+        self.are_left = False
+        """Whether another address may be asked if nothing was sent to this one."""
 
     def __iter__(self) -> Iterator[Address]:
         yield from self._each()
@@ -114,9 +116,9 @@ class Tries:
     def _each(self) -> Iterator[Address]:
         first = self._addresses.all.index(self._addresses.current)
         *others, last = self._addresses.all[first:] + self._addresses.all[:first]
-        self.may_go_on = self._repeatable
+        self.are_left, self.may_go_on = True, self._repeatable
         yield from others
-        self.may_go_on = False
+        self.are_left = self.may_go_on = False
         yield last
 
     def answered(self, address: Address) -> None:

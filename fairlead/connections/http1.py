@@ -37,8 +37,7 @@ class Connection:
         """`host`: what the header of this name says. `is_exact`: what follows the answer's head may
         be of another protocol, and stays for `received`."""
         self.sock = sock
-        self._lines = _ByLines(sock)
-        self._is_exact = is_exact
+        self._bytes = _Bytes(sock, by_lines=is_exact)
         self._host = host
         self._answer: Answer | None = None
 
@@ -64,16 +63,20 @@ class Connection:
         for piece in content:
             self.sock.sendall(piece)
 
+    def hear(self) -> None:
+        """Return when the answer has begun, or the other side has ended. Raises OSError; after a
+        TimeoutError it may be called again."""
+        self._bytes.hear()
+
     def answer(self) -> Answer:
         """Return the answer when its head is there. Raises OSError, BadAnswer."""
-        raw = self._lines if self._is_exact else self.sock.makefile("rb", buffering=0)
-        self._answer = Answer(io.BufferedReader(raw, _BUFFER))
+        self._answer = Answer(io.BufferedReader(self._bytes, _BUFFER))
         self._answer.read_head()
         return self._answer
 
     def received(self) -> bytes:
         """Return what was received behind the head of an exact answer."""
-        return self._lines.received
+        return self._bytes.received
 
     def close(self) -> None:
         if self._answer is not None:
@@ -81,25 +84,36 @@ class Connection:
         self.sock.close()
 
 
-class _ByLines(io.RawIOBase):
-    """Gives at most the rest of a line at once, so that a buffer holds nothing behind a head.
+class _Bytes(io.RawIOBase):
+    """The bytes that come. What was received and is still to be read stays in `received`.
 
-    A buffer of one byte did that too, at the cost of two system calls for each byte of a head.
+    `by_lines`: gives at most the rest of a line at once, so that a buffer holds nothing behind a
+    head. A buffer of one byte did that too, at the cost of two system calls for each byte.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, by_lines: bool) -> None:
         self._sock = sock
+        self._by_lines = by_lines
         self.received = b""
 
     def readable(self) -> bool:
         return True
 
+    def hear(self) -> None:
+        """Return when there are bytes to read, or the other side has ended. Raises OSError."""
+        if not self.received:
+            self.received = self._sock.recv(_BUFFER)
+
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer)  # type: ignore[arg-type]
-        data = self.received or self._sock.recv(_BUFFER)
-        size = min(data.find(b"\n") + 1 or len(data), len(view))
-        view[:size] = data[:size]
-        self.received = data[size:]
+        if not self.received and not self._by_lines:
+            return self._sock.recv_into(view)
+        self.hear()
+        data, end = self.received, len(view)
+        if self._by_lines:
+            end = min(data.find(b"\n") + 1 or len(data), end)
+        size = min(end, len(data))
+        view[:size], self.received = data[:size], data[size:]
         return size
 
 

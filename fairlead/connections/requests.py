@@ -11,10 +11,11 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 
-from fairlead.connections.addresses import Address, Addresses, Tell
+from fairlead.connections.addresses import Address, Addresses, Tell, Tries
 from fairlead.connections.http1 import Answer, BadAnswer, BadRequest, Connection
 from fairlead.connections.keepalives import GONE_SECONDS, notice_the_gone
 from fairlead.errors import ClientClosed, ConnectionLost, FairleadError, api_error
@@ -29,8 +30,17 @@ NEXT_SECONDS = 1.5
 """Of a connection where other addresses are left: a lost SYN is repeated after 1 s (RFC 6298)."""
 ANSWER_SECONDS = 60.0
 SILENT_SECONDS = 10.0
-"""Of an answer that another address could begin to give: longer than a controller holds a request.
-The kernel of one whose process is paused takes requests all the same."""
+"""Of an answer that another address could begin to give: longer than a controller holds a
+request."""
+LOOK_SECONDS = 1.0
+"""After so long without such an answer, the client looks whether the address answers anything. The
+kernel of one whose process is paused takes requests all the same."""
+AWAKE_SECONDS = 1.0
+"""A controller answers in this time what needs neither its leader nor its database."""
+_AT_ONCE = "/v1/controllers/link"
+"""Each controller answers it at once. A follower asks the leader about its health."""
+HANDSHAKE_SECONDS = 3.0
+"""Of the TLS of a connection where other addresses are left."""
 UPLOAD_SECONDS = 300.0
 """Seconds without any progress."""
 SILENCE_SECONDS = 35.0
@@ -96,11 +106,10 @@ class Requests:
         tries = self._addresses.tries(repeatable=repeatable or method == "GET")
         for address in tries:
             try:
-                with closing(self._connected(address, ANSWER_SECONDS)) as connection:
-                    with self._first_word(connection, tries.may_go_on):
-                        response = self._send(
-                            connection, address, method, path, query, body, headers
-                        )
+                with closing(self._connected(address, ANSWER_SECONDS, tries)) as connection:
+                    response = self._send(
+                        connection, address, method, path, query, body, headers, tries=tries
+                    )
                     answer = self._read(response)
             except FairleadError as error:
                 tries.failed(address, error)
@@ -127,11 +136,10 @@ class Requests:
         for address in tries:
             connection = None
             try:
-                connection = self._connected(address, patience)
-                with self._first_word(connection, tries.may_go_on):
-                    response = self._send(
-                        connection, address, method, path, query, body, headers, passes
-                    )
+                connection = self._connected(address, patience, tries)
+                response = self._send(
+                    connection, address, method, path, query, body, headers, passes, tries
+                )
             except FairleadError as error:
                 if connection is not None:
                     connection.close()
@@ -148,7 +156,7 @@ class Requests:
         tries = self._addresses.tries(repeatable=True)
         for address in tries:
             try:
-                self._put_there(address, path, pieces(), size)
+                self._put_there(address, path, pieces(), size, tries)
             except FairleadError as error:
                 tries.failed(address, error)
             else:
@@ -170,7 +178,7 @@ class Requests:
         tries = self._addresses.tries(repeatable=True)
         for address in tries:
             try:
-                stream = self._websocket_there(address, path, query)
+                stream = self._websocket_there(address, path, query, tries)
             except FairleadError as error:
                 tries.failed(address, error)
                 continue
@@ -194,16 +202,19 @@ class Requests:
                 raise self.lost(ConnectionResetError())
             yield line
 
-    def _websocket_there(self, address: Address, path: str, query: dict[str, object]) -> WebSocket:
+    def _websocket_there(
+        self, address: Address, path: str, query: dict[str, object], tries: Tries
+    ) -> WebSocket:
         from fairlead.connections import websocket
         from fairlead.wire.websocket import Violation
 
-        connection = self._connected(address, CONNECT_SECONDS, is_exact=True)
+        connection = self._connected(address, CONNECT_SECONDS, tries, is_exact=True)
         key = websocket.new_key()
         with ExitStack() as unless_accepted:
             unless_accepted.callback(connection.close)
+            handshake = websocket.handshake(key)
             response = self._send(
-                connection, address, "GET", path, query, None, websocket.handshake(key)
+                connection, address, "GET", path, query, None, handshake, tries=tries
             )
             if response.status != _SWITCHING_PROTOCOLS:
                 raise self.refusal(response.status, self._read(response), address)
@@ -217,8 +228,10 @@ class Requests:
             unless_accepted.pop_all()
         return websocket.WebSocket(connection.sock, connection.received())
 
-    def _put_there(self, address: Address, path: str, pieces: Iterable[bytes], size: int) -> None:
-        with closing(self._connected(address, UPLOAD_SECONDS)) as connection:
+    def _put_there(
+        self, address: Address, path: str, pieces: Iterable[bytes], size: int, tries: Tries
+    ) -> None:
+        with closing(self._connected(address, UPLOAD_SECONDS, tries)) as connection:
             headers = {**self._headers(), "Content-Length": str(size)}
             try:
                 connection.request("PUT", _target(address, path, None), pieces, headers)
@@ -235,12 +248,13 @@ class Requests:
                 raise self.refusal(response.status, body, address)
 
     def _connected(
-        self, address: Address, patience: float, *, is_exact: bool = False
+        self, address: Address, patience: float, tries: Tries, *, is_exact: bool = False
     ) -> Connection:
         """Connect; nothing is sent yet. `patience`: seconds without any progress, later."""
         self._refuse_when_closed()
         try:
-            made = _connected(address, self.connect_seconds)
+            handshake = HANDSHAKE_SECONDS if tries.are_left else CONNECT_SECONDS
+            made = _connected(address, self.connect_seconds, handshake)
             made.settimeout(patience)
             notice_the_gone(made, self._gone_seconds)
         # Not even connected: the request can be repeated, also one that changes something.
@@ -248,14 +262,22 @@ class Requests:
             raise self.lost(error, address, unsent=True) from None
         return Connection(made, _host(address), is_exact=is_exact)
 
-    @contextmanager
-    def _first_word(self, connection: Connection, may_go_on: bool) -> Iterator[None]:
-        """Wait less for the beginning of an answer, if another address may give it."""
+    def _hear(self, connection: Connection, address: Address) -> None:
+        """Wait for the beginning of an answer that another address may give. Raises OSError, after
+        less time if this one is paused."""
         plain, patience = connection.sock, connection.sock.gettimeout()
-        if may_go_on and (patience is None or patience > SILENT_SECONDS):
-            plain.settimeout(SILENT_SECONDS)
-        yield
-        plain.settimeout(patience)
+        until = time.monotonic() + SILENT_SECONDS
+        while True:
+            left = max(until - time.monotonic(), 0.001)
+            plain.settimeout(min(LOOK_SECONDS, left))
+            try:
+                connection.hear()
+            except TimeoutError:
+                if time.monotonic() >= until or not _is_awake(address):
+                    raise
+            else:
+                plain.settimeout(patience)
+                return
 
     def _send(
         self,
@@ -267,6 +289,7 @@ class Requests:
         body: object,
         headers: dict[str, str] | None = None,
         passes: tuple[int, ...] = (),
+        tries: Tries | None = None,
     ) -> Answer:
         """Send the request; return the answer before its body. `body`: bytes are JSON already.
         `passes`: no errors here."""
@@ -280,6 +303,8 @@ class Requests:
         if work is not None:
             work()
         try:
+            if tries is not None and tries.may_go_on:
+                self._hear(connection, address)
             response = connection.answer()
         except _LOST as error:
             raise self.lost(error, address) from None
@@ -370,8 +395,21 @@ def _json(body: object) -> bytes:
     return msgspec.json.encode(body)
 
 
-def _connected(address: Address, seconds: float) -> socket.socket:
-    """Raises OSError."""
+def _is_awake(address: Address) -> bool:
+    """Return whether the process at this address answers anything."""
+    try:
+        with closing(_connected(address, AWAKE_SECONDS, AWAKE_SECONDS)) as made:
+            made.settimeout(AWAKE_SECONDS)
+            connection = Connection(made, _host(address))
+            connection.request("GET", f"{address.base}{_AT_ONCE}")
+            connection.hear()
+            return True
+    except _LOST:
+        return False
+
+
+def _connected(address: Address, seconds: float, handshake: float) -> socket.socket:
+    """`handshake`: the seconds for the TLS of it. Raises OSError."""
     # getaddrinfo loads the codec of IDNA for each `str`, which is 1.3 ms of a command's start. The
     # stubs know only `str`.
     name: Any = _in_ascii(address.host).encode()
@@ -379,7 +417,7 @@ def _connected(address: Address, seconds: float) -> socket.socket:
     try:
         # Else the kernel holds a request's content back until its head is confirmed (tcp(7)).
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return _secured(made, address, seconds) if address.is_secure else made
+        return _secured(made, address, handshake) if address.is_secure else made
     except BaseException:
         made.close()
         raise
@@ -388,9 +426,9 @@ def _connected(address: Address, seconds: float) -> socket.socket:
 def _secured(plain: socket.socket, address: Address, seconds: float) -> socket.socket:
     import ssl
 
-    # A controller that waits holds a connection until another one leads: that takes longer than a
-    # machine takes to accept one.
-    plain.settimeout(max(CONNECT_SECONDS, seconds))
+    # A controller that waits may hold a connection until another one leads: that takes longer than
+    # a machine takes to accept one.
+    plain.settimeout(seconds)
     name = _in_ascii(address.host)
     return ssl.create_default_context().wrap_socket(plain, server_hostname=name)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from controller.lifecycle.machines.cost import DayCosts
 from controller.lifecycle.model import Attempt, RunState
 from controller.store.base import Boot, Changes, Sight, Snapshot, Store, StoredEvent
-from controller.store.errors import LeaseLost, StoreRefused, StoreUnavailable
+from controller.store.errors import LeaseTaken, StoreRefused, StoreUnavailable
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
 
@@ -133,13 +133,13 @@ class TakenOver(_Around):
 
     async def commit(self, changes: Changes) -> None:
         if self._commits_left <= 0:
-            raise LeaseLost("another controller has taken over; this one leads no more")
+            raise LeaseTaken("another controller has taken over; this one leads no more")
         self._commits_left -= 1
         await super().commit(changes)
 
     async def renew_lease(self) -> None:
         if self._commits_left <= 0:
-            raise LeaseLost("another controller has taken over; this one leads no more")
+            raise LeaseTaken("another controller has taken over; this one leads no more")
         await super().renew_lease()
 
 

@@ -37,13 +37,14 @@ from controller.store.base import (
     USE_SECONDS,
     Boot,
     Changes,
+    Commits,
     Gateway,
     Sight,
     Snapshot,
     StoredCatalog,
     StoredEvent,
 )
-from controller.store.errors import LeaseHeld, LeaseLost, StoreUnavailable
+from controller.store.errors import LeaseHeld, LeaseTaken, StoreUnavailable
 from controller.store.rows import submission_mark
 from controller.store.schema import SCHEMA_VERSION
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AllocationState
@@ -263,6 +264,7 @@ class MemoryStore:
         database.events += [
             StoredEvent(seq=seq, event=event) for seq, event in enumerate(changes.events, first)
         ]
+        Commits.note()
 
     async def forget(self, *, finished_before: float, limit: int) -> int:
         database = self._verified()
@@ -307,6 +309,10 @@ class MemoryStore:
     def plant_sight(self, sight: Sight) -> None:
         """The controllers that share the database are these."""
         self._database.sight = sight
+
+    def lose_lease(self) -> None:
+        """Another controller has taken over."""
+        self._database.token += 1
 
     async def peers(self) -> Sight | None:
         return self._opened().sight
@@ -421,7 +427,7 @@ class MemoryStore:
     def _verified(self) -> MemoryDatabase:
         database = self._opened()
         if self._token != database.token:
-            raise LeaseLost("another controller has taken over; this one leads no more")
+            raise LeaseTaken("another controller has taken over; this one leads no more")
         return database
 
     def _newest_first(self, wanted: Callable[[RunState], bool]) -> list[RunState]:

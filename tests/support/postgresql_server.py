@@ -9,24 +9,37 @@ import signal
 import subprocess
 from pathlib import Path
 
+from tests.support.certificates import Authority
 from tests.support.daemons import Daemon
 
+HOST = "database.example"
+"""The name in the certificate of a server that speaks TLS."""
 SERVER_USER = "postgres"
 """The server refuses to run as root; Debian's package makes this user."""
 
 
 class PostgresqlServer:
     """`folder` must be short and reachable by its user. Durability is off: nothing here crashes
-    the machine. `address`: an IPv4 address of this machine at which it listens too, for anyone."""
+    the machine. `address`: an IPv4 address of this machine at which it listens too, for anyone.
+    `tls`: the authority of its certificate, for `HOST`; then it takes nobody there without TLS."""
 
-    def __init__(self, folder: Path, address: str = "") -> None:
+    def __init__(self, folder: Path, address: str = "", tls: Authority | None = None) -> None:
         folder.mkdir()
         shutil.chown(folder, SERVER_USER, SERVER_USER)
         self.folder = folder
         self._address = address
+        self._tls = tls
         self._databases = 0
         argv = [_program("postgres"), "-D", str(folder / "data"), "-k", str(folder)]
         settings = [f"listen_addresses={address}", "fsync=off", "logging_collector=off"]
+        if tls is not None:
+            key, certificate = folder / "key.pem", folder / "certificate.pem"
+            tls.issue(certificate, key, HOST)
+            # The server refuses a key that others can read.
+            key.chmod(0o600)
+            for file in (key, certificate):
+                shutil.chown(file, SERVER_USER, SERVER_USER)
+            settings += ["ssl=on", f"ssl_cert_file={certificate}", f"ssl_key_file={key}"]
         argv += [part for setting in settings for part in ("-c", setting)]
         log = folder / "server.log"
         self.daemon = Daemon([*_AS_ITS_USER, *argv], log, outlasts_tests=True)
@@ -36,7 +49,8 @@ class PostgresqlServer:
             self._run("initdb", "-D", str(self.folder / "data"), "-A", "trust", "-U", "fairlead")
             if self._address:
                 with (self.folder / "data" / "pg_hba.conf").open("a") as rules:
-                    rules.write("host all all 0.0.0.0/0 trust\n")
+                    kind = "host" if self._tls is None else "hostssl"
+                    rules.write(f"{kind} all all 0.0.0.0/0 trust\n")
         self.daemon.spawn()
         self.daemon.wait_ready(lambda: self.is_ready)
 
@@ -66,6 +80,10 @@ class PostgresqlServer:
         return self.url(name)
 
     def url(self, database: str) -> str:
+        if self._tls is not None:
+            where = f"host={HOST}&hostaddr={self._address}"
+            trust = f"sslmode=verify-full&sslrootcert={self._tls.file}"
+            return f"postgresql://fairlead@/{database}?{where}&{trust}"
         if self._address:
             return f"postgresql://fairlead@{self._address}/{database}"
         return f"postgresql://fairlead@/{database}?host={self.folder}"

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from controller.lifecycle.inventory import NodeAddress
 from controller.lifecycle.model import Band, EndedSets, Fleet, JobSpec, Role, Use
 from controller.store.accounts import ServiceKey, StoredSecret, StoredToken, User
-from controller.store.base import Changes, Gateway, Store, StoredCatalog
+from controller.store.base import Changes, Commits, Gateway, Store, StoredCatalog
 from controller.store.errors import LeaseHeld, StoreRefused, StoreUnavailable
 from controller.store.rows import submission_mark
 from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
@@ -51,6 +51,14 @@ class Opened:
 
 
 class StoreContract(Opened):
+    async def test_a_commit_is_noted_for_the_request_that_it_is_made_for(
+        self, store: Store
+    ) -> None:
+        stored = Commits.counted()
+        assert not stored.has_any
+        await store.commit(Changes(fleets={"f": Fleet(name="f", created_at=1.0)}))
+        assert stored.has_any
+
     async def test_a_new_store_is_empty(self, store: Store) -> None:
         snapshot = await store.load()
 

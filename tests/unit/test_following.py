@@ -21,7 +21,13 @@ from controller.following import Wait
 from controller.relay import Leader, Relay
 from controller.store.accounts import StoredSecret
 from controller.store.base import Peer, Sight, Snapshot
-from controller.store.errors import LeaseHeld, LeaseLost, StoreUnavailable, StoreUnusable
+from controller.store.errors import (
+    LeaseHeld,
+    LeaseLost,
+    OtherTimeline,
+    StoreUnavailable,
+    StoreUnusable,
+)
 from controller.store.peers import Peers
 from controller.vault import KeyFile, Vault
 from tests.doubles.memory_store import MemoryStore
@@ -61,6 +67,7 @@ class NotingRelay(Relay):
 def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(following, "LOOK_SECONDS", 0.001)
+        patch.setattr(following, "FIRST_SECONDS", 0.0)
         yield
 
 
@@ -104,6 +111,34 @@ async def test_begin_and_end_of_each_outage_of_the_database_are_logged(
 
 async def test_a_database_without_a_table_of_controllers_is_tried() -> None:
     assert await waited(None) == [None]
+
+
+async def test_one_without_the_leaders_lock_lets_another_one_go_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that open the database at once hold each other up."""
+    monkeypatch.setattr(following, "FIRST_SECONDS", LONG)
+    # The other one was faster, and later this one gets the lock.
+    peers = Planted(sight(may_lead=True), sight(may_lead=True), sight(), sight(may_lead=True))
+    relay = NotingRelay()
+    wait = Wait(peers, asyncio.Event())
+    waiting = asyncio.create_task(wait.until_it_may_lead(relay))
+    await eventually(lambda: len(peers.left) == 1 and len(relay.led_to) > 3)
+    assert relay.led_to == ["http://l:1"] * len(relay.led_to)
+    assert not waiting.done()
+    peers.has_lock = True
+    assert await waiting
+    assert relay.led_to[-1] is None
+
+
+async def test_where_nobody_has_the_lock_one_leads_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A leader that is paused keeps it, and behind a pool nobody takes it."""
+    monkeypatch.setattr(following, "FIRST_SECONDS", 0.02)
+    began = asyncio.get_running_loop().time()
+    assert await waited(sight(may_lead=True))
+    assert asyncio.get_running_loop().time() - began >= 0.02
 
 
 async def test_a_stop_ends_the_wait() -> None:
@@ -306,6 +341,41 @@ async def test_one_whose_lead_ends_by_the_database_follows(
     full = HandOver(Disk(tmp_path), peers)
     await serving._among_peers(options, peers, lambda _: None, asyncio.Event(), full)
     assert causes == []
+
+
+async def test_one_whose_database_leads_to_two_servers_by_turns_leads_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(following, "MIN_REST_SECONDS", 0.01)
+    monkeypatch.setattr(following, "MAX_REST_SECONDS", 0.02)
+    # The first one is a promotion.
+    ends = [OtherTimeline(1, 2), OtherTimeline(2, 1), OtherTimeline(1, 2), OtherTimeline(2, 1)]
+    ended: list[float] = []
+    led: list[float] = []
+    now = asyncio.get_running_loop().time
+
+    async def work() -> None:
+        if ends:
+            ended.append(now())
+            raise ends.pop(0)
+
+    @contextlib.asynccontextmanager
+    async def leading(*_: object) -> AsyncIterator[asyncio.Task[None]]:
+        led.append(now())
+        yield asyncio.create_task(work())
+
+    monkeypatch.setattr(serving, "_controller", leading)
+    peers = Planted(seen(may_lead=True))
+    options = Options(data=tmp_path, port=0, peers=peers, linger=LONG)
+    full = HandOver(Disk(tmp_path), peers)
+    await serving._among_peers(options, peers, lambda _: None, asyncio.Event(), full)
+    rests = [began - end for end, began in zip(ended, led[1:], strict=True)]
+    assert [rest >= least for rest, least in zip(rests, (0.0, 0.01, 0.02, 0.02), strict=True)] == [
+        True
+    ] * 4
+    told = [one for one in caplog.messages if "leads to two servers by turns" in one]
+    assert len(told) == 3
+    assert "of the timelines 1 and 2, and both take changes: stop the one" in told[0]
 
 
 async def test_the_lease_is_renewed_while_the_state_is_loaded(

@@ -17,6 +17,11 @@ from fairlead.wire.errors import LEADS_NO_MORE, STORE_UNAVAILABLE, Refused
 
 log = logging.getLogger(__name__)
 
+LEAVES: web.ResponseKey[bool] = web.ResponseKey("leaves", bool)
+"""Of a refusal: another controller leads, or will soon."""
+NOT_KNOWN: web.ResponseKey[bool] = web.ResponseKey("not_known", bool)
+"""Of an answer: it is not known whether the request was done. If it may be sent twice, another
+controller may do it."""
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
 
 
@@ -55,14 +60,26 @@ def leads_no_more() -> web.Response:
     )
 
 
-def not_known_to_be_done() -> web.Response:
-    """Return the answer to a change whose end this controller can't wait for."""
-    return _answer(
+def leaves(why: str = "another controller has taken over from this one") -> web.Response:
+    """Return the refusal of a change, of which nothing was done, by a controller that surely does
+    no more."""
+    answer = _nothing_done(f"{why}: try again, or at the address of another controller")
+    answer[LEAVES] = True
+    return answer
+
+
+def not_known_to_be_done(
+    why: str = "the database has not answered, so it is not known whether this change was stored",
+) -> web.Response:
+    """Return the answer to a change of which this controller does not know whether it was done."""
+    answer = _answer(
         503,
         STORE_UNAVAILABLE,
-        "the database has not answered, so it is not known whether this change was stored: look "
-        "before you ask for it again; a submission with the same client_key is never done twice",
+        f"{why}: look before you ask for it again; a submission with the same client_key is never "
+        "done twice",
     )
+    answer[NOT_KNOWN] = True
+    return answer
 
 
 def stopping() -> web.Response:

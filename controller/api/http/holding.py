@@ -23,6 +23,10 @@ HELD_SECONDS = 8.0
 _LOOK_SECONDS = 0.2
 ANSWERED_BEFORE_SECONDS = 0.2
 """A change that still waits so long before the lease's end is answered."""
+LOOK_AGAIN_SECONDS = 0.5
+"""So long a question waits for a word about a lease that has run out."""
+LATE_SECONDS = 1.0
+"""After the lease's end, a change that could not be answered before waits so long for its end."""
 MAX_HELD = 2048
 MAX_HELD_BYTES = 32 << 20
 _READ_AHEAD = 2 * KEPT_BYTES
@@ -41,6 +45,9 @@ class Lead(Protocol):
 
     async def until_known(self, seconds: float) -> bool:
         """Return whether it surely leads, as soon as that is known, or after so long."""
+
+    def has_left(self) -> bool:
+        """Return whether it waits for no renewal of its lease any more."""
 
 
 class Room:
@@ -103,6 +110,12 @@ class Changing:
                 # A change that waits for a provider of machines outlives many renewals, and is no
                 # reason to doubt one that is late.
                 if self._left() <= 0 and _waits_here(request):
+                    # After a pause it is too late for an answer before the lease's end. The
+                    # database mostly tells at once what became of the change.
+                    if self._lead.lasts_for() < 0:
+                        await asyncio.wait((changing,), timeout=LATE_SECONDS)
+                    if changing.done():
+                        return changing.result()
                     break
         except asyncio.CancelledError:
             changing.cancel()
@@ -146,6 +159,14 @@ class Holding:
                 return False
             with self._hang_ups.watched(request):
                 return await self._lead.until_known(self._seconds)
+
+
+async def has_left(lead: Lead) -> bool:
+    """Return whether another controller leads, so that what is in memory here may be old. One that
+    was paused learns it from the database at once. While that is away, nobody knows it."""
+    if lead.lasts_for() > 0 or await lead.until_known(LOOK_AGAIN_SECONDS):
+        return False
+    return lead.has_left()
 
 
 def held_size(body_bytes: int | None) -> int:

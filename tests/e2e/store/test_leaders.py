@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ import sqlalchemy as sa
 from controller.logs.parts import LogBucket, Part
 from controller.outputs.bucket import Bucket
 from controller.store.errors import LeaseHeld, StoreUnavailable
+from controller.store.examination import postgresql_facts
 from controller.store.peers import LEADING_LOCK, WRITING_LOCK, Peers
 from controller.store.postgresql import PostgresqlDatabase
 from controller.store.schema import leases
@@ -466,6 +468,69 @@ async def test_a_leader_that_lost_one_session_is_not_taken_for_dead(
     await eventually(lambda: _may_lead(waits))
     await store.close()
     waiting.leave()
+
+
+@pytest.fixture
+def plain_url(database_url: str, postgresql: PostgresqlServer) -> str:
+    """That of a database as a role sees it that may not read the server's views."""
+    database = _name(database_url)
+    for statement in (
+        "DO $$ BEGIN CREATE ROLE plain LOGIN; EXCEPTION WHEN duplicate_object THEN END $$",
+        "GRANT ALL ON SCHEMA public TO plain",
+        "REVOKE ALL ON pg_locks, pg_stat_activity FROM PUBLIC",
+    ):
+        postgresql.sql(database, statement)
+    return database_url.replace("fairlead@", "plain@")
+
+
+async def test_a_role_that_may_not_read_the_servers_views_takes_over_at_once(
+    plain_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    leads, waits = (Peers(url=f"http://{name}", version="1") for name in "ab")
+    leading = PostgresqlDatabase(plain_url, peers=leads)
+    store = SqlStore(leading)
+    await store.open()
+    waiting = PostgresqlDatabase(plain_url, peers=waits)
+    assert _may_lead(waits) is False
+    facts = await asyncio.to_thread(postgresql_facts, PostgresqlDatabase(plain_url))
+    assert (facts.why, facts.is_locked) == (None, True)
+    # The session of its lock has ended, and the one in which it writes is there.
+    leads.leave()
+
+    def has_looked_for_writers() -> bool:
+        assert _may_lead(waits) is False
+        facts = postgresql_facts(PostgresqlDatabase(plain_url))
+        assert facts.why is None
+        return not facts.is_locked
+
+    await eventually(has_looked_for_writers)
+    assert waits.has_lock is False, "the leader gets it again"
+    await store.renew_lease()
+    leading.leave()
+    # The lease lasts for 30 s.
+    await eventually(lambda: _may_lead(waits))
+    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
+    await store.close()
+    waiting.leave()
+
+
+async def test_a_leader_shows_that_it_writes_while_others_look_for_that(database_url: str) -> None:
+    leads = Peers(url="http://a", version="1")
+    looking = PostgresqlDatabase(database_url).reader()
+    leading = PostgresqlDatabase(database_url, peers=leads)
+    with looking.begin() as connection:
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITING_LOCK)))
+        opening = asyncio.create_task((store := SqlStore(leading)).open())
+        is_waiting = sa.text(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        )
+        await eventually(lambda: connection.execute(is_waiting).scalar_one() == 1)
+    await opening
+    with looking.begin() as connection:
+        free = sa.select(sa.func.pg_try_advisory_xact_lock(WRITING_LOCK))
+        assert connection.execute(free).scalar_one() is False
+    looking.dispose()
+    await store.close()
 
 
 def _name(url: str) -> str:

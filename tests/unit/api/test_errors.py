@@ -15,16 +15,29 @@ from typing import Any
 import pytest
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.typedefs import Handler
 
 from common.http import is_our_failure
+from common.proxy.errors import NOTHING_DONE
 from controller.api import app
 from controller.api.app import make_runner
 from controller.api.http import errors as errors_of_requests
+from controller.api.http import holding
 from controller.daemon.lease import Leading
-from controller.store.errors import StoreRefused, StoreUnavailable
+from controller.store.base import Commits
+from controller.store.errors import (
+    LeaseLost,
+    LeaseTaken,
+    NotKnown,
+    Stops,
+    StoreRefused,
+    StoreUnavailable,
+)
+from controller.store.peers import LEASE_SECONDS
+from fairlead.wire.errors import LEADS_NO_MORE, STORE_UNAVAILABLE
 from tests.support import waiting
 from tests.support.waiting import eventually
-from tests.unit.api.asking import shape_of, submit
+from tests.unit.api.asking import HELLO, shape_of, submit
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 
 DEADLINE = waiting.LONG
@@ -48,18 +61,107 @@ async def test_a_body_that_is_too_large_is_refused(api: TestClient[Any, Any]) ->
 
 
 async def test_one_that_may_have_been_replaced_answers_questions_and_refuses_changes(
-    controller: Controller,
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(holding, "LOOK_AGAIN_SECONDS", 0.0)
     lead = Leading(5.0)
-    # The lease is never renewed again, so the controller cannot know whether it leads.
-    lead.end()
     server = TestServer(app.make_app(controller.service, lead=lead))
     async with TestClient(server, headers={"Authorization": f"Bearer {ADMIN_TOKEN}"}) as client:
+        # The lease has run out, so the controller cannot know whether it leads.
         async with client.get("/v1/runs") as answer:
             assert answer.status == 200
-        async with client.post("/v1/runs", json={"configuration": {}}) as answer:
-            assert await shape_of(answer) == (503, "leads_no_more", None)
-            assert answer.headers["Retry-After"] == "1"
+        # The database has told that another one leads.
+        lead.end()
+        for asked in (
+            client.get("/v1/runs"),
+            client.post("/v1/runs", json={"configuration": {}}),
+        ):
+            async with asked as answer:
+                assert await shape_of(answer) == (503, "leads_no_more", None)
+                assert answer.headers["Retry-After"] == "1"
+        async with client.get("/v1/health") as answer:
+            assert answer.status == 200
+
+
+class _Refusing:
+    """A change that stores something or nothing, and then fails, at a leader whose lease may run
+    out meanwhile."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.lead = Leading(LEASE_SECONDS, lambda: self.now)
+        self.lead.renewed(0.0)
+        self.error: Exception = StoreUnavailable("the database is away")
+        self.has_stored = False
+        self.takes = 0.0
+
+    def mount(self, mounted: web.Application) -> None:
+        mounted.router.add_post("/v1/change", self._change)
+
+    async def _change(self, _request: web.Request) -> web.StreamResponse:
+        if self.has_stored:
+            Commits.note()
+        self.now += self.takes
+        raise self.error
+
+
+_TAKEN, _AWAY = LeaseTaken("another one leads"), StoreUnavailable("the database is away")
+_LOST, _ENDS = LeaseLost("nobody knows"), NotKnown("this controller is stopping")
+_STOPS = Stops("this controller is stopping")
+
+
+@pytest.mark.parametrize(
+    ("error", "has_stored", "takes", "code", "marks"),
+    [
+        (_TAKEN, False, 0.0, LEADS_NO_MORE, {NOTHING_DONE, errors_of_requests.LEAVES}),
+        (_TAKEN, True, 0.0, STORE_UNAVAILABLE, {errors_of_requests.NOT_KNOWN}),
+        (_LOST, False, 0.0, STORE_UNAVAILABLE, {errors_of_requests.NOT_KNOWN}),
+        (_ENDS, False, 0.0, STORE_UNAVAILABLE, {errors_of_requests.NOT_KNOWN}),
+        (_STOPS, False, 0.0, LEADS_NO_MORE, {NOTHING_DONE, errors_of_requests.LEAVES}),
+        (_STOPS, True, 0.0, STORE_UNAVAILABLE, set()),
+        (_AWAY, False, 0.0, STORE_UNAVAILABLE, set()),
+        (_AWAY, False, LEASE_SECONDS, LEADS_NO_MORE, {NOTHING_DONE}),
+        (_AWAY, True, LEASE_SECONDS, STORE_UNAVAILABLE, set()),
+    ],
+)
+async def test_a_change_that_a_leader_could_not_store_is_said_to_be_undone_only_if_it_surely_is(
+    controller: Controller,
+    error: Exception,
+    has_stored: bool,
+    takes: float,
+    code: str,
+    marks: set[web.ResponseKey[bool]],
+) -> None:
+    refusing = _Refusing()
+    refusing.error, refusing.has_stored, refusing.takes = error, has_stored, takes
+    marked: set[web.ResponseKey[bool]] = set()
+
+    @web.middleware
+    async def seen(request: web.Request, handler: Handler) -> web.StreamResponse:
+        answer = await handler(request)
+        known = (NOTHING_DONE, errors_of_requests.LEAVES, errors_of_requests.NOT_KNOWN)
+        marked.update(key for key in known if key in answer)
+        return answer
+
+    made = app.make_app(
+        controller.service, lead=refusing.lead, mounts=[refusing.mount], first=[seen]
+    )
+    async with TestClient(TestServer(made)) as client, client.post("/v1/change") as answer:
+        assert await shape_of(answer) == (503, code, None)
+    assert marked == marks
+
+
+async def test_a_submission_that_meets_a_successor_is_said_to_be_undone(
+    controller: Controller,
+) -> None:
+    lead = Leading(LEASE_SECONDS, lambda: 0.0)
+    lead.renewed(0.0)
+    controller.store.lose_lease()
+    server = TestServer(app.make_app(controller.service, lead=lead))
+    async with TestClient(server, headers={"Authorization": f"Bearer {ADMIN_TOKEN}"}) as client:
+        for _ in range(2):
+            async with client.post("/v1/runs", json={"configuration": HELLO}) as answer:
+                assert await shape_of(answer) == (503, LEADS_NO_MORE, None)
 
 
 @pytest.fixture

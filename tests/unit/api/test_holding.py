@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from random import Random
 from typing import Any
 
@@ -14,10 +14,12 @@ from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 from controller.api.http.holding import (
     ANSWERED_BEFORE_SECONDS,
     HELD_SECONDS,
+    LOOK_AGAIN_SECONDS,
     Changing,
     Holding,
     LeaseEnds,
     Room,
+    has_left,
     held_size,
     note_answer,
 )
@@ -97,6 +99,39 @@ def test_a_change_waits_for_the_next_word_about_the_lease_and_no_longer() -> Non
         with asyncio.Runner(loop_factory=lambda: VirtualLoop(Random(0))) as runner:
             is_sure, took = runner.run(story)
         assert is_sure is expected[0]
+        assert took == pytest.approx(expected[1])
+
+
+async def _old_question(word: Callable[[Leading], None], comes_after: float) -> tuple[bool, float]:
+    loop = asyncio.get_running_loop()
+    lead = Leading(LEASE, loop.time)
+    lead.renewed(loop.time() - LEASE)
+    began = loop.time()
+    loop.call_later(comes_after, word, lead)
+    return await has_left(lead), loop.time() - began
+
+
+async def _fresh_question() -> tuple[bool, float]:
+    loop = asyncio.get_running_loop()
+    lead = Leading(LEASE, loop.time)
+    lead.renewed(loop.time() - LEASE + 0.1)
+    # It is stopped, and leads until then.
+    lead.end()
+    return await has_left(lead), 0.0
+
+
+def test_a_question_to_a_leader_whose_lease_has_run_out_waits_for_a_word_of_the_database() -> None:
+    stories = {
+        _old_question(Leading.end, 0.25): (True, 0.25),
+        _old_question(lambda lead: lead.renewed(lead.now()), 0.25): (False, 0.25),
+        # The database is away: it may still lead.
+        _old_question(Leading.end, 9.0): (False, LOOK_AGAIN_SECONDS),
+        _fresh_question(): (False, 0.0),
+    }
+    for story, expected in stories.items():
+        with asyncio.Runner(loop_factory=lambda: VirtualLoop(Random(0))) as runner:
+            has_gone, took = runner.run(story)
+        assert has_gone is expected[0]
         assert took == pytest.approx(expected[1])
 
 

@@ -84,8 +84,8 @@ def test_a_controller_that_answers_no_ping_is_away(monkeypatch: pytest.MonkeyPat
 def test_a_connection_breaks_when_its_other_end_confirms_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = ControllerClient(f"http://127.0.0.1:{server.getsockname()[1]}", None)
-        (address,) = client.addresses.tries(repeatable=True)
-        with closing(client._connected(address, patience=1.0)) as connection:
+        (address,) = tries = client.addresses.tries(repeatable=True)
+        with closing(client._connected(address, 1.0, tries)) as connection:
             found = connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
             kept_alive = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert (found, bool(kept_alive)) == (1000 * requests.UNHEARD_SECONDS, True)

@@ -26,6 +26,7 @@ from fairlead.rest import ControllerClient
 from fairlead.wire.actions import ORDER_KEY
 from fairlead.wire.errors import LEADS_NO_MORE, STORE_UNAVAILABLE
 from tests.support.ssh_daemon import free_port
+from tests.support.waiting import LONG, wait_until
 
 ODD_PATHS = ("http://c2/a b", "http://c2/\u00e4", "http://c2/x?a=b", "http://c2/#top")
 CUT = 0
@@ -40,6 +41,8 @@ class _Played:
         self.body = b'{"ok": true}'
         self.requests: list[tuple[str, str, bytes]] = []
         self.order_keys: list[str | None] = []
+        self.waits: threading.Event | None = None
+        """Until then `/v1/x` gets no answer."""
         played = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -47,6 +50,8 @@ class _Played:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 played.requests.append((self.command, self.path, body))
                 played.order_keys.append(self.headers.get(ORDER_KEY))
+                if played.waits is not None and self.path == "/v1/x":
+                    assert played.waits.wait(LONG)
                 if played.status == CUT:
                     self.connection.shutdown(socket.SHUT_RDWR)
                     self.close_connection = True
@@ -158,6 +163,52 @@ def test_a_controller_that_takes_a_request_and_says_nothing_is_passed_over(
         client = of(silent, second.url, told=told)
         assert client.get("/v1/x") == second.body
     assert told == [f"{silent} is passed over: it does not answer; {second.url} answers"]
+
+
+def test_a_controller_whose_process_answers_nothing_is_passed_over_soon(
+    play: Callable[[], _Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(requests, "AWAKE_SECONDS", 0.05)
+    monkeypatch.setattr(requests, "SILENT_SECONDS", LONG)
+    second, told = play(), Told()
+    with paused() as silent:
+        client = of(silent, second.url, told=told)
+        assert client.submit({"client_key": "k"}) == (second.body, 200)
+    assert told == [f"{silent} is passed over: it does not answer; {second.url} answers"]
+
+
+def test_a_controller_that_is_busy_with_a_request_is_waited_for(
+    play: Callable[[], _Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(requests, "AWAKE_SECONDS", LONG)
+    monkeypatch.setattr(requests, "SILENT_SECONDS", LONG)
+    first, second = play(), play()
+    first.waits = answers = threading.Event()
+    client = of(first.url, second.url)
+
+    def let_go() -> None:
+        # The client has looked for the third time.
+        wait_until(lambda: len(first.requests) >= 4, what="looks")
+        answers.set()
+
+    watching = threading.Thread(target=let_go)
+    watching.start()
+    assert client.get("/v1/x") == first.body
+    watching.join()
+    assert {path for _, path, _ in first.requests[1:]} == {"/v1/controllers/link"}
+    assert second.requests == []
+
+
+def test_a_controller_that_begins_no_tls_is_passed_over_by_each_request(
+    play: Callable[[], _Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "HANDSHAKE_SECONDS", 0.05)
+    second = play()
+    with paused() as silent:
+        client = of(silent.replace("http:", "https:"), second.url)
+        assert client.post("/v1/x", {}) == second.body
 
 
 def test_the_last_address_and_a_request_that_may_not_be_repeated_have_their_whole_time(

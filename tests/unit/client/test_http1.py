@@ -21,6 +21,7 @@ from fairlead.connections.http1 import (
     BadRequest,
     Connection,
 )
+from tests.support.waiting import LONG
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -44,6 +45,23 @@ class Pieces(io.RawIOBase):
             del self._pieces[0]
         view[: len(piece)] = piece
         return len(piece)
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_who_waits_for_the_beginning_of_an_answer_reads_all_of_it(*, is_exact: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connection = Connection(ours, "h", is_exact=is_exact)
+        ours.settimeout(0.01)
+        with pytest.raises(TimeoutError):
+            connection.hear()
+        theirs.sendall(OK + b"Content-Length: 2\r\n\r\nok")
+        ours.settimeout(LONG)
+        connection.hear()
+        connection.hear()
+        answer = connection.answer()
+        assert (answer.status, answer.read()) == (200, b"ok")
+        connection.close()
 
 
 def answer_of(*pieces: bytes) -> Answer:

@@ -8,7 +8,7 @@ import json
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
@@ -18,7 +18,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from common.proxy.headers import CLIENT
 from common.proxy.upstream import ReplicaConnection
-from controller.api.http.errors import leads_no_more
+from controller.api.http.errors import leads_no_more, leaves, not_known_to_be_done
 from controller.api.http.holding import Room
 from controller.daemon.lease import Leading
 from controller.forwarding import forwarder
@@ -29,6 +29,7 @@ from controller.forwarding.follower_links import (
     LINK_PATH,
     NOT_DONE,
     ONLY_FIND,
+    PERHAPS_DONE,
     PROTOCOL,
     FollowerLinks,
 )
@@ -49,6 +50,7 @@ class ALeader:
         self.name = name
         self.links = None if tls is None else FollowerLinks(tls.leader)
         self.lead: Leading | None = None
+        self.refuses: Callable[[], web.Response] | None = None
         self.writes = 0
         self.order_keys: list[str | None] = []
         self.goes_on = asyncio.Event()
@@ -127,6 +129,9 @@ class ALeader:
         if self.lead is not None and not await self.lead.until_known(LONG):
             return leads_no_more()
         await request.read()
+        if self.refuses is not None:
+            self.begun.set()
+            return self.refuses()
         self.order_keys.append(request.headers.get(ORDER_KEY))
         self.writes += 1
         self.begun.set()
@@ -630,6 +635,74 @@ async def test_a_change_that_a_leader_held_until_it_left_waits_for_the_next_one(
     bed.lead_to(second)
     assert await (await held).text() == "two"
     assert first.writes == 0
+
+
+async def test_a_change_that_a_leader_held_for_all_its_time_still_goes_to_the_next_one(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader can't reach its database, so it does not know that another one leads."""
+    monkeypatch.setattr(forwarder, "_AGAIN_SECONDS", LONG)
+    first, lead = await in_doubt(bed)
+    second = await bed.leader("two")
+    second.goes_on.set()
+    bed.lead_to(first)
+    async with bed.session.get(bed.url + "/seen") as answer:
+        await answer.read()
+    # The link that is kept takes no time.
+    bed.follower.forwarder._hold_seconds = 0.0
+    held = await held_change(bed, first, lead)
+    bed.lead_to(second)
+    lead.end()
+    assert await (await held).text() == "two"
+    assert (first.writes, second.writes) == (0, 1)
+
+
+async def test_a_change_of_which_a_replaced_leader_did_nothing_goes_to_the_next_one(
+    bed: Bed,
+) -> None:
+    """It has no client key, and the follower has not yet seen that another one leads."""
+    first, second = await bed.leader(), await bed.leader("two")
+    second.goes_on.set()
+    first.refuses = leaves
+    bed.lead_to(first)
+    sending = asyncio.create_task(bed.session.post(bed.url + "/v1/stop", data=b"{}"))
+    await eventually(lambda: bed.follower._links._left == at(first))
+    bed.lead_to(second)
+    answer = await sending
+    assert await answer.text() == "two"
+    assert NOT_DONE not in answer.headers
+
+
+async def test_a_change_that_a_leader_may_have_done_goes_to_the_next_one_if_it_may_be_sent_twice(
+    bed: Bed,
+) -> None:
+    first, second = await bed.leader(), await bed.leader("two")
+    second.goes_on.set()
+    first.refuses = not_known_to_be_done
+    bed.lead_to(first)
+    keyed = asyncio.create_task(
+        bed.session.post(bed.url + "/v1/runs", json={"client_key": "k", "more": 1})
+    )
+    await first.begun.wait()
+    async with bed.session.post(bed.url + "/v1/runs", json={}) as answer:
+        assert answer.status == 503
+        assert (await answer.json())["error"]["code"] == "store_unavailable"
+        assert PERHAPS_DONE not in answer.headers
+    assert not keyed.done()
+    bed.lead_to(second)
+    assert await (await keyed).text() == "two"
+    assert second.writes == 1
+
+
+async def test_a_change_that_a_leader_may_have_done_is_answered_if_nobody_else_leads(
+    bed: Bed,
+) -> None:
+    first = await bed.leader()
+    first.refuses = not_known_to_be_done
+    bed.lead_to(first)
+    bed.follower.forwarder._hold_seconds = 0.1
+    async with bed.session.post(bed.url + "/v1/runs", json={"client_key": "k"}) as answer:
+        assert (await answer.json())["error"]["code"] == "store_unavailable"
 
 
 async def test_what_waits_for_a_leader_at_a_follower_is_bounded(bed: Bed) -> None:

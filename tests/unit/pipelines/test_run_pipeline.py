@@ -22,7 +22,8 @@ from controller.lifecycle.reports import (
 from controller.pipelines import run_pipeline, turn
 from controller.pipelines.admissions import NameTaken
 from controller.pipelines.turn import Brake
-from controller.store.errors import LeaseLost, StoreUnavailable
+from controller.store.base import Store
+from controller.store.errors import LeaseLost, LeaseTaken, NotKnown, StoreUnavailable
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus, IllegalMove, RunStatus
 from tests.doubles.clock import NOW, ManualClock
@@ -342,6 +343,43 @@ async def test_a_controller_that_was_taken_over_stops_and_tells_everybody(
         with pytest.raises(LeaseLost):
             await pipeline.admit(submitted("other"))
         assert (database.runs, listener.told) == ({}, [])
+
+
+async def test_a_controller_that_finds_its_lease_taken_answers_who_waits_for_its_last_commit(
+    database: Kept,
+) -> None:
+    def replaced(inner: Store) -> SlowCommit:
+        return SlowCommit(TakenOver(inner))
+
+    async with working_over(database, replaced) as (store, pipeline, _, loop):
+        in_commit = asyncio.create_task(pipeline.admit(submitted("first")))
+        await store.waiting.wait()
+        queued = asyncio.create_task(pipeline.admit_all([submitted("second")]))
+        await asyncio.sleep(0)
+        taken = LeaseTaken("another controller has taken over")
+        losing = asyncio.create_task(pipeline.lost(taken))
+        with pytest.raises(LeaseTaken):
+            await queued
+        assert not losing.done()
+        store.go_on.set()
+        with pytest.raises(LeaseTaken):
+            await in_commit
+        await losing
+        with pytest.raises(LeaseTaken):
+            await loop
+
+
+async def test_a_controller_that_finds_its_lease_taken_does_not_wait_for_a_database_that_hangs(
+    database: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_pipeline, "LOST_SECONDS", 0.0)
+    async with working_over(database, SlowCommit) as (store, pipeline, _, loop):
+        in_commit = asyncio.create_task(pipeline.admit(submitted("first")))
+        await store.waiting.wait()
+        await pipeline.lost(LeaseTaken("another controller has taken over"))
+        loop.cancel()
+        with pytest.raises(NotKnown):
+            await in_commit
 
 
 async def test_a_controller_that_stops_leaves_no_caller_waiting(database: Kept) -> None:
