@@ -36,12 +36,14 @@ def _also(unknown: str | None) -> str:
 class BuysMachine(_Reason, frozen=True, kw_only=True, tag="buys_machine"):
     """A machine was ordered that will hold the job.
 
-    `since`: the time of the order. `boots`: its provider has made it. `trouble`: why the last call
-    about it failed, or why its node takes no work yet.
+    `machine`: the name of the first one; None: it was ordered just now. `since`: the time of the
+    order. `boots`: its provider has made it. `trouble`: why the last call about it failed, or why
+    its node takes no work yet.
     """
 
     offer: str
     fleet: str
+    machine: str | None = None
     count: int = 1
     since: float
     boots: bool = False
@@ -49,10 +51,18 @@ class BuysMachine(_Reason, frozen=True, kw_only=True, tag="buys_machine"):
 
     def sentence(self) -> str:
         what = "a machine" if self.count == 1 else f"{self.count} machines"
+        return f"fleet {self.fleet} rents {what} for it: {self.offer}, {self._stage()}"
+
+    def as_replacement(self) -> str:
+        """Return what is told of a job that still stops on the machine that it loses."""
+        many = "" if self.count == 1 else f", and {self.count - 1} more"
+        name = "" if self.machine is None else f"{self.machine}: "
+        return f"a replacement is ordered (machine {name}{self.offer}, {self._stage()}{many})"
+
+    def _stage(self) -> str:
         why = "" if self.trouble is None else f" ({self.trouble})"
         stage = f"booting{why}, ordered" if self.boots else f"ordered{why}"
-        since = f"{stage} at {_time_of_day(self.since)}"
-        return f"fleet {self.fleet} rents {what} for it: {self.offer}, {since}"
+        return f"{stage} at {_time_of_day(self.since)}"
 
 
 class NoOffer(_Reason, frozen=True, kw_only=True, tag="no_offer"):

@@ -225,6 +225,7 @@ class Rentals:
             self.reasons = found.reasons
             self._awaiting, self._wanted = found.awaiting, found.wanted
             turn.answers = found.answers
+            turn.release_unused()
             turn.order(found.orders)
         turn.events = self._orphans.offer(now)
         return turn.result()
@@ -348,8 +349,9 @@ class Rentals:
         )
 
     def _is_awaited(self, machine: Machine) -> bool:
-        """Return whether an unused machine that is there is kept."""
-        if self._awaiting is None:
+        """Return whether a machine that nothing uses is kept."""
+        # What changed since the last look may need it: only the next look can tell.
+        if self._awaiting is None or self._is_dirty:
             return True
         # One that just became a node was on order at the last look.
         return machine.id in self._awaiting or self._is_wanted(machine) is True
@@ -524,6 +526,14 @@ class _Turn:
             message = "another machine of its gang did not come"
             after = life.ending(machine, MachineEnd.GANG_INCOMPLETE, message, self._now)
             self._put(machine, after)
+
+    def release_unused(self) -> None:
+        """Give back what nothing needs, right after a look that knows everything of this turn."""
+        for machine in list(self._rentals.machines.values()):
+            stays = machine.status in (MachineStatus.PROVISIONING, MachineStatus.JOINED)
+            # The scheduler's pass of this turn may have been before its node was there.
+            if stays and machine.joined_at != self._now:
+                self.move(machine, ())
 
     def order(self, orders: Sequence[Order]) -> None:
         groups: dict[int, str] = {}

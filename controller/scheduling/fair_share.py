@@ -13,6 +13,8 @@ from controller.lifecycle.model import Use
 HALF_LIFE = 86_400.0
 _MAX_VIEW = 20 * HALF_LIFE
 """The fixed moment moves when it is older than this, before the weights exceed a float."""
+_MAX_DOUBLINGS = 500.0
+"""A clock that goes back by years would double a weight more often than a float has room for."""
 
 
 class _Account:
@@ -49,7 +51,7 @@ class UseMeter:
         if account is None or self._moment is None:
             return (0, 0)
         self._look_from(now)
-        weight, upto = 0.5 ** ((now - self._moment) / HALF_LIFE), self._weight(now)
+        weight, upto = _doubled(self._moment - now), self._weight(now)
         gpu, cpu = (
             round((account.ended[at] + account.going[at] * upto - account.since[at]) * weight)
             for at in (0, 1)
@@ -72,14 +74,19 @@ class UseMeter:
         """Return the integral of the weights up to then, in seconds as seen from the fixed
         moment."""
         assert self._moment is not None
-        return float(HALF_LIFE / log(2) * 2.0 ** ((at - self._moment) / HALF_LIFE))
+        return HALF_LIFE / log(2) * _doubled(at - self._moment)
 
     def _look_from(self, at: float) -> None:
         if self._moment is None:
             self._moment = at
         elif at - self._moment > _MAX_VIEW:
-            factor = 0.5 ** ((at - self._moment) / HALF_LIFE)
+            factor = _doubled(self._moment - at)
             for account in self._accounts.values():
                 account.ended = [value * factor for value in account.ended]
                 account.since = [value * factor for value in account.since]
             self._moment = at
+
+
+def _doubled(seconds: float) -> float:
+    """Return what 1 becomes in this time if it doubles in each half-life."""
+    return float(2.0 ** min(seconds / HALF_LIFE, _MAX_DOUBLINGS))

@@ -24,7 +24,15 @@ from controller.scheduling.fitting.constraints import (
     unmet,
 )
 from controller.scheduling.fitting.fit import OCCUPYING, Room, less, room
-from controller.scheduling.queue import Kind, Unit, is_starting, returning_units, waiting_units
+from controller.scheduling.queue import (
+    Kind,
+    Unit,
+    is_gang_between,
+    is_starting,
+    recalled_attempts,
+    returning_units,
+    waiting_units,
+)
 from fairlead.model.spec import Band
 from fairlead.model.statuses import AllocationState
 from fairlead.wire.amounts import amounts_of
@@ -93,6 +101,10 @@ class CapacityIndex:
         """The waiting units by run."""
         self.returning: dict[str, tuple[Unit, ...]] = {}
         """The units by run that will wait once their attempts have stopped."""
+        self.recalled: dict[str, tuple[Attempt, ...]] = {}
+        """The attempts by run that stop because their provider takes their machine back."""
+        self.gangs_between: dict[str, RunState] = {}
+        """The runs whose gang will wait once all its attempts have stopped."""
         self.nominations: dict[str, Allocation] = {}
         """All nominated allocations by their id."""
         self.nomination_on: dict[str, str] = {}
@@ -133,6 +145,12 @@ class CapacityIndex:
         self.returning.pop(run_id, None)
         if state is not None and (back := returning_units(state, self.needs)):
             self.returning[run_id] = back
+        self.recalled.pop(run_id, None)
+        if state is not None and (recalled := recalled_attempts(state)):
+            self.recalled[run_id] = recalled
+        self.gangs_between.pop(run_id, None)
+        if state is not None and is_gang_between(state):
+            self.gangs_between[run_id] = state
         self._put(run_id, state)
 
     @contextmanager

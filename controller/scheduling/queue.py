@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from controller.lifecycle.attempts import retry, startup
-from controller.lifecycle.gangs import freed
+from controller.lifecycle.gangs import freed, incarnation
 from controller.lifecycle.membership import members, ranks
 from controller.lifecycle.membership.members import is_member, of_several
 from controller.lifecycle.model import (
@@ -61,6 +61,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     (`startup_order`) and must then go to the same placement value. `reserved`: the gang's reserved
     jobs, which must go there too and may find no room. `starting`: how many jobs of the run are
     starting on each node. `freed`: allocations that a switch freed and that are kept for the run.
+    `comes_back`: it does not wait yet; its attempts still stop, or wait for their retry.
     """
 
     run: Run
@@ -73,6 +74,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     reserved: tuple[Member, ...] = ()
     starting: tuple[tuple[str, int], ...] = ()
     freed: tuple[Allocation, ...] = ()
+    comes_back: bool = False
 
     @property
     def band(self) -> int:
@@ -125,8 +127,8 @@ def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
 
 def returning_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
     """Return the jobs that lost a spot machine and come back, as if they waited already: a machine
-    is ordered while they still stop. Jobs that are placed together come back with others: a gang
-    has 10 s to stop (docs/rules.md 2.9)."""
+    is ordered while they still stop. Jobs that are placed together come back with others; for
+    gangs, see `renting.coming_back`."""
     lost = [job for job in state.jobs if _has_lost_a_machine(job)]
     run = state.run
     together = ranks.is_gang_run(run) or members.queues_as_a_whole(run) or run.policy.same_placement
@@ -134,7 +136,24 @@ def returning_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
     if not lost or together or not is_placeable(run) or schedules.waits_for_trigger(run):
         return ()
     every = (job for job in lost if retry.verdict(run, job) is retry.Verdict.RETRY)
-    return tuple(_unit(state, Kind.SOLO, (member_of(state, job, needs),)) for job in every)
+    units = (_unit(state, Kind.SOLO, (member_of(state, job, needs),)) for job in every)
+    return tuple(replace(one, comes_back=True) for one in units)
+
+
+def recalled_attempts(state: RunState) -> tuple[Attempt, ...]:
+    """Return the attempts that stop because their provider takes their machine back."""
+    lasts = (job.attempts[-1] for job in state.jobs if job.attempts)
+    return tuple(
+        last
+        for last in lasts
+        if last.reason is Reason.INTERRUPTED_BY_NO_CAPACITY
+        and last.status is AttemptStatus.TERMINATING
+    )
+
+
+def is_gang_between(state: RunState) -> bool:
+    """Return whether the run has a gang that stops, or has stopped, and will wait again."""
+    return is_placeable(state.run) and incarnation.is_between(state.run, state.jobs)
 
 
 def _has_lost_a_machine(job: Job) -> bool:

@@ -23,6 +23,7 @@ from fairlead.wire.shim import (
     Fence,
     HostKey,
     NodeInfo,
+    Recall,
     RefusalCode,
     TaskInfo,
     TaskRequest,
@@ -173,6 +174,11 @@ class ShimState(Generic[T]):
     def set_engine_error(self, error: str | None) -> None:
         """Say why the engine does not answer; None: it does."""
         self._machine = msgspec.structs.replace(self._machine, engine_error=error)
+        self.events.node_changed()
+
+    def set_recall(self, recall: Recall) -> None:
+        """Say that the provider takes the node back."""
+        self._machine = msgspec.structs.replace(self._machine, recall=recall)
         self.events.node_changed()
 
     def enter(self, task: T, status: TaskStatus, **more: object) -> None:

@@ -150,6 +150,11 @@ class Checks:
             for name, node in {**nodes, **changes.nodes}.items()
             if name not in changes.removed_nodes
         }
+        recalls = {
+            node.id: node.recalled_at
+            for node in self._committed_nodes.values()
+            if node.recalled_at is not None and node.draining
+        }
         known = dict(self.runs)
         for run_id, after in self._arriving.items():
             before = self.runs.get(run_id)
@@ -165,7 +170,11 @@ class Checks:
                 *orders.overspent(after),
                 *waiting.out_of_turn(before, after, known | self._arriving),
                 *self._graces.cut_short(
-                    before, after, changes.events, clock_jumped=self.clock_jumped
+                    before,
+                    after,
+                    changes.events,
+                    clock_jumped=self.clock_jumped,
+                    recalls=recalls,
                 ),
                 *orders.misnamed(after),
                 *standstill.unlimited(after),

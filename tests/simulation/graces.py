@@ -33,16 +33,17 @@ class Graces:
         events: Iterable[Event],
         *,
         clock_jumped: bool = False,
+        recalls: Mapping[str, float] = {},
     ) -> Iterator[str]:
         """Yield a job that ran and ended for a reason with the grace `stop_duration`, and that has
-        less of it, although only its run's end followed."""
+        less of it, although only its run's end followed. `recalls`: when providers take nodes back,
+        by the nodes' ids."""
         heard = {
             event.attempt_id: event.at
             for event in events
             if event.kind is EventKind.CONNECTION and event.to_status == "connected"
         }
         known = {one.id: one for one in _attempts(before)}
-        grace = after.run.policy.stop_duration
         for one in _attempts(after):
             old = known.get(one.id)
             self._follow(old, one, heard)
@@ -54,6 +55,7 @@ class Graces:
                 continue
             # Without a grace (0 s), a kill that was due before the node was heard is no earlier.
             given = max(0.0, (one.remove_at or 0.0) - since)
+            grace = _whole(after.run.policy.stop_duration, one, recalls)
             if given < grace - NEARLY:
                 yield f"{one.id} has {given:.0f} s to end as {one.reason}, not {grace:g} s"
 
@@ -84,6 +86,16 @@ def _has_whole_grace(state: RunState, one: Attempt) -> bool:
         return False
     # A job that did not end within its interruption had its time already.
     return one.interruption is None and not set(one.later_reasons) - _SHORTENS_NOTHING
+
+
+def _whole(stop_duration: float, one: Attempt, recalls: Mapping[str, float]) -> float:
+    """Return the grace that the attempt must have; a recall leaves it until 10 s before its time,
+    or half of a short one (12.18)."""
+    at, ended_at = recalls.get(one.node_id or ""), one.terminating_at
+    if one.reason is not Reason.INTERRUPTED_BY_NO_CAPACITY or at is None or ended_at is None:
+        return stop_duration
+    left = at - ended_at
+    return min(stop_duration, max(0.0, left / 2, left - 10.0))
 
 
 def _attempts(state: RunState | None) -> Iterator[Attempt]:

@@ -1,15 +1,16 @@
 """A world whose nodes are rented from a wayward provider, while the controller is killed.
 
 The provider loses answers, hides new machines from its lists for up to 45 s, throttles, refuses for
-want of capacity or quota, makes machines that never boot, takes spot machines back, and for a while
-does not end any. At times nobody can ask it for its account. Now and then the credentials are those
-of another account, which rents machines too, and knows only its own. What both have is the truth
-that the records are compared with.
+want of capacity or quota, makes machines that never boot, takes spot machines back, most with a
+notice, and for a while does not end any. At times nobody can ask it for its account. Now and then
+the credentials are those of another account, which rents machines too, and knows only its own. What
+both have is the truth that the records are compared with.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -74,6 +75,7 @@ from tests.simulation.controller import ControllerLife, WatchedStore
 from tests.simulation.link import SimulatedLink
 from tests.simulation.node import SimulatedNode
 from tests.simulation.people import until_answered
+from tests.simulation.recalls import early_orders, kind_of, too_many
 from tests.simulation.script import Script, Start, image_of
 from tests.simulation.virtual import EPOCH, VirtualClock, VirtualLoop, seeded_chance
 from tests.simulation.workload import GIB
@@ -360,6 +362,8 @@ class MachineWorld(World):
         self._machines: dict[str, Machine] = {}
         self._doubles: dict[str, float] = {}
         self._taken_back: set[str] = set()
+        self.early: Counter[str] = Counter()
+        """Commits that ordered for a gang, or for jobs alone, that still stopped by a recall."""
         self._must_fail: set[str] = set()
         self._may_fail: set[str] = set()
         placement = self.chance("placement").choice((None, "zone"))
@@ -487,10 +491,21 @@ class MachineWorld(World):
         while True:
             await asyncio.sleep(chance.uniform(60.0, 900.0))
             up = [one for one in self.cloud.live if one.place is not None]
-            if up:
-                one = chance.choice(up)
+            if not up:
+                continue
+            # Two at once may be of the same gang, also one after the other while it stops.
+            for one in chance.sample(up, min(len(up), chance.choice((1, 1, 2)))):
                 self._taken_back.add(one.order.machine_id)
-                self.cloud.lose(one)
+                if chance.random() < 0.3:
+                    self.cloud.lose(one)
+                else:
+                    await asyncio.sleep(chance.uniform(0.0, 5.0))
+                    self.spawn(self._recall(one, chance.choice((30.0, 120.0))))
+
+    async def _recall(self, instance: Instance, seconds: float) -> None:
+        self.nodes[instance.order.name].recall(self.clock.now() + seconds)
+        await asyncio.sleep(seconds)
+        self.cloud.lose(instance)
 
     async def _go_elsewhere(self) -> None:
         """Have calls go to another account for a while."""
@@ -607,6 +622,12 @@ class MachineWorld(World):
     def _committed(self, changes: Changes) -> None:
         ordered = [one for key, one in changes.machines.items() if key not in self._machines]
         self._machines |= changes.machines
+        for run_id, machines in early_orders(ordered, self.database.runs).items():
+            state = self.database.runs[run_id]
+            self.early[kind_of(state)] += 1
+            wrong = too_many(state, machines, self.database.nodes)
+            if wrong is not None:
+                self.checks.violated(f"{state.run.name}: {wrong}")
         if ordered and self._per_month is not None:
             self._check_month(max(one.ordered_at for one in ordered), self._per_month)
         for one in changes.machines.values():

@@ -26,6 +26,7 @@ from fairlead.wire.shim import (
     Health,
     HostKey,
     NodeInfo,
+    Recall,
     TaskInfo,
     TaskRequest,
     TerminateRequest,
@@ -204,6 +205,10 @@ class SimulatedNode:
         if self._state.node().engine_error is not None:
             self._state.set_engine_error(None)
         self.start_engine()
+
+    def recall(self, at: float) -> None:
+        """Have its provider announce that it takes the node back then (Unix seconds)."""
+        self._state.set_recall(Recall(at=at, why="its provider takes it back"))
 
     def break_gpu(self, uuid: str) -> list[str]:
         """The shim ends what has it. The ids of those tasks."""

@@ -36,7 +36,8 @@ def awaited(state: RunState, attempt: Attempt) -> Awaited | None:
     if attempt.status in FINAL_ATTEMPT_STATUSES:
         return None
     if attempt.status is AttemptStatus.TERMINATING:
-        return _end(attempt)
+        end, why = _end(attempt), attempt.waits_for
+        return end if why is None else msgspec.structs.replace(end, what=f"{end.what}; {why}")
     if attempt.disconnected:
         return Awaited(what=f"waits for node {_node(attempt)}, which is silent")
     what, limit = _next_step(state, attempt), limits.deadline(state.run, attempt)

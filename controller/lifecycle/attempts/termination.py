@@ -261,6 +261,7 @@ def _finish(draft: Draft, attempt: Attempt, cause: str) -> Attempt:
         attempt,
         ROWS[attempt.reason].final,
         cause,
+        renting=None,
         finished_at=draft.now,
         disconnected=False,
         limit_pause=replace(attempt.limit_pause, since=None),

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from itertools import count
 
 import msgspec
 from msgspec.structs import replace
 
 from controller.lifecycle.attempts import retry
 from controller.lifecycle.attempts.limits import covered_seconds
-from controller.lifecycle.draft import Draft
+from controller.lifecycle.draft import DecisionContext, Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs.survivors import are_undecided, assign, survivors
 from controller.lifecycle.membership.ranks import (
@@ -27,7 +28,7 @@ from controller.lifecycle.membership.ranks import (
     ranked_attempts,
     was_there,
 )
-from controller.lifecycle.model import Allocation, Attempt, Job, Run
+from controller.lifecycle.model import Allocation, Attempt, Job, Run, RunState
 from controller.lifecycle.runs.schedules import waits_for_trigger
 from fairlead.model.reasons import RetryEvent, SwitchReason
 from fairlead.model.statuses import (
@@ -82,6 +83,12 @@ def check_move(source: Phase | None, target: Phase) -> None:
     """Raise IllegalMove unless an incarnation may go from `source` to `target`."""
     if source is None or target not in PHASE_MOVES[source]:
         raise IllegalMove("incarnation", source or Phase.OVER, target)
+
+
+def is_between(run: Run, jobs: Sequence[Job]) -> bool:
+    """Return whether the gang of a run that goes on has stopped, or stops, to begin again."""
+    is_quiet = is_gang_run(run) and next(current_attempts(run, jobs), None) is None
+    return is_quiet and phase(run, jobs) in (Phase.STOPPING, Phase.WAITING)
 
 
 class Gathering(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,6 +176,15 @@ def restart_if_due(draft: Draft) -> None:
     if waiting and due and not are_undecided(draft):
         check_move(Phase.WAITING, Phase.GATHERING)
         _restart(draft)
+
+
+def as_begun(state: RunState, now: float, context: DecisionContext) -> RunState:
+    """Return the state of a gang that stops as it will be once its next incarnation has begun, if
+    nothing else is lost: so it is known early what it will lack."""
+    numbers = count()
+    draft = Draft(state, now, lambda: f"next-{next(numbers)}", lambda: 0.0, context)
+    _restart(draft)
+    return draft.result()
 
 
 def look_again_at(draft: Draft) -> float | None:

@@ -62,6 +62,7 @@ from controller.lifecycle.reports import (
 from controller.lifecycle.services import readiness, rollout
 from controller.lifecycle.sweeps import carrying
 from fairlead.model.job_links import MAX_LINKS
+from fairlead.model.reasons import Reason
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
 
 _ORDER: dict[type, int] = {
@@ -117,7 +118,13 @@ def apply(draft: Draft, reports: Sequence[Report]) -> None:
 
 def _market_answered(draft: Draft, report: MachineAnswered) -> None:
     attempt = draft.attempt(report.attempt_id)
-    if attempt is None or attempt.status is not AttemptStatus.SUBMITTED:
+    if attempt is None:
+        return
+    is_recalled = attempt.reason is Reason.INTERRUPTED_BY_NO_CAPACITY
+    if attempt.status is AttemptStatus.TERMINATING and is_recalled:
+        # It has no machine to wait for yet: its successor will (12.18).
+        draft.change_attempt(attempt, renting=report.renting)
+    if attempt.status is not AttemptStatus.SUBMITTED:
         return
     unrentable = attempt.unrentable
     if report.why is None:

@@ -290,14 +290,16 @@ def _provisioning(machine: Machine, around: Surroundings, now: float) -> Machine
         machine = replace(machine, idle_since=None if around.is_wanted else now)
     # One whose clock or engine is not ready yet is still on its way: nothing else is bought for it.
     if node.status is NodeStatus.CONNECTED and node.unfit is None:
-        joined = _to(
+        # Its release may be due. It waits for the next turn: jobs may be placed there first.
+        unused_since = now if machine.idle_since is None else machine.idle_since
+        return _to(
             machine,
             MachineStatus.JOINED,
             size=size_of(node.capacity),
             joined_at=now,
+            idle_since=None if around.is_used else unused_since,
             trouble=None,
         )
-        return _joined(joined, around, now)
     if around.policy is None:
         return ending(machine, MachineEnd.FLEET_REMOVED, "its fleet rents no more", now)
     # A retry of the job, or a next run, may come: it is kept as long as an idle machine is.

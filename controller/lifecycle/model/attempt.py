@@ -7,7 +7,7 @@ import msgspec
 from controller.lifecycle.pending_reasons import NoNodeConnected, NoNodeInFleets, PendingReason
 from controller.lifecycle.renting_reasons import BuysMachine, MachineReason
 from fairlead.model.job_links import JobLink
-from fairlead.model.reasons import Reason
+from fairlead.model.reasons import ROWS, Reason
 from fairlead.model.service import ProbeResult
 from fairlead.model.starts import Starts
 from fairlead.model.statuses import AttemptStatus
@@ -256,12 +256,15 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waits_for(self) -> str | None:
-        """Return why it has no allocation yet, as a sentence (docs/rules.md 12.17).
+        """Return why it has no allocation yet, or what is done for a job that its provider's recall
+        ends, as a sentence (docs/rules.md 12.17, 12.18).
 
         A machine that is on its way is the whole answer. So is the market's where no node is there;
         else what the nodes lack comes first.
         """
         pending, renting = self.pending_reason, self.renting
+        if self.status is AttemptStatus.TERMINATING:
+            return self._recalled()
         if renting is None:
             return None if pending is None else pending.sentence()
         if pending is None or isinstance(pending, NoNodeConnected | NoNodeInFleets):
@@ -269,3 +272,14 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(renting, BuysMachine):
             return renting.sentence()
         return f"{pending.sentence()}; {renting.sentence()}"
+
+    def _recalled(self) -> str | None:
+        """Return what becomes of it, if it stops because its provider takes the machine back."""
+        if self.reason is not Reason.INTERRUPTED_BY_NO_CAPACITY:
+            return None
+        why, renting = self.message or ROWS[self.reason].sentence, self.renting
+        if renting is None:
+            return why
+        if isinstance(renting, BuysMachine):
+            return f"{why}; {renting.as_replacement()}"
+        return f"{why}; no replacement is ordered yet: {renting.sentence()}"

@@ -38,11 +38,11 @@ from controller.scheduling.gang_placement import (
 )
 from controller.scheduling.index import CapacityIndex, TrialCapacity, comes_back, is_usable
 from controller.scheduling.queue import Kind, Member, Unit, in_order
+from controller.scheduling.renting.coming_back import coming_back, stops_now, without_freed
 from controller.scheduling.renting.fleet_offers import FleetOffers, lost_a_spot_machine, policy_of
 from controller.scheduling.renting.gang_turns import GangTurns
 from controller.scheduling.renting.left_out import MAX_TRIES
 from controller.scheduling.renting.machine_bins import Bin, Plan, empty_bin, plan_of, room_after
-from fairlead.model.statuses import AttemptStatus
 
 Zone = tuple[str, str, str | None]
 """Provider, region and zone."""
@@ -133,6 +133,8 @@ class _Look:
         self._joined: dict[str, list[Bin]] = {}
         self._kept_for: set[Need] = set()
         """Needs for which all is kept that is on order."""
+        self._replacing: dict[tuple[str, str], MachineReason] = {}
+        """What is done for jobs that still stop, by run and job."""
         self._left: dict[str, Room] = {}
         """What jobs that come back leave of nodes that are not rented, by id."""
 
@@ -158,20 +160,25 @@ class _Look:
         return bin_
 
     def take(self) -> Demand:
-        every = (unit for units in self._index.units.values() for unit in units)
+        every = [unit for units in self._index.units.values() for unit in units]
         if self._fleets:
-            for unit in self._turns.in_order(in_order(every, self._index.use, self._now)):
-                if unit.nominated:
+            stopping: list[Unit] = []
+            stopped: list[Unit] = []
+            for unit in coming_back(self._index, self._now):
+                (stopping if stops_now(self._index, unit) else stopped).append(unit)
+            for unit in self._in_order(every + stopping):
+                if unit.comes_back:
+                    self._await_back(unit, orders=True)
+                elif unit.nominated:
                     continue
-                if self._turns.is_too_late(unit):
+                elif self._turns.is_too_late(unit):
                     self._behind.append(unit)
                 else:
                     self._serve(unit)
             for unit in self._turns.second_round(self._behind):
                 self._serve(unit, is_second=True)
-            back = (unit for units in self._index.returning.values() for unit in units)
-            for unit in in_order(back, self._index.use, self._now):
-                self._await_back(unit)
+            for unit in self._in_order(stopped):
+                self._await_back(unit, orders=False)
             for fleet in self._fleets.values():
                 self._keep_least(fleet)
         else:
@@ -185,8 +192,18 @@ class _Look:
             answers=tuple(self._answers()),
         )
 
+    def _in_order(self, units: Sequence[Unit]) -> list[Unit]:
+        return self._turns.in_order(in_order(units, self._index.use, self._now))
+
     def _answers(self) -> Iterator[MachineAnswered]:
-        """Yield what has become different for the waiting attempts."""
+        """Yield what has become different for the waiting attempts, and for those that stop."""
+        for run_id, attempts in self._index.recalled.items():
+            for attempt in attempts:
+                reason = self._replacing.get((run_id, attempt.job_id))
+                if reason != attempt.renting:
+                    yield MachineAnswered(
+                        run_id=run_id, attempt_id=attempt.id, why=None, renting=reason
+                    )
         for unit in (unit for units in self._index.units.values() for unit in units):
             for member in unit.members:
                 attempt = member.attempt
@@ -218,23 +235,56 @@ class _Look:
         if is_definite(reason):
             self._answer(unit, reason)
 
-    def _await_back(self, unit: Unit) -> None:
-        """Keep or order a machine for a job that comes back, so that it boots while the job still
-        stops. During a wait for its retry, nothing is ordered."""
-        (member,) = unit.members
+    def _await_back(self, unit: Unit, *, orders: bool) -> None:
+        """Keep or order the machines of what comes back, so that they boot while it still stops.
+        `orders`: false during a wait for its retry."""
+        fleets = [fleet for fleet in self._fleets.values() if _is_asked(unit, fleet)]
+        if unit.kind is Kind.TOGETHER:
+            reason = self._await_gang(unit, fleets, orders=orders)
+        else:
+            reason = self._await_one(unit, unit.members[0], fleets, orders=orders)
+        if reason is not None:
+            self._replacing |= {(unit.run.id, member.job.id): reason for member in unit.members}
+
+    def _await_one(
+        self, unit: Unit, member: Member, fleets: list[Fleet], *, orders: bool
+    ) -> MachineReason | None:
         need = member.need
         if self._goes_home(unit, member):
-            return
-        fleets = [fleet for fleet in self._fleets.values() if _is_asked(unit, fleet)]
+            return None
         there = (one for fleet in fleets for one in self._joined_in(fleet) if one.holds(need))
         if (joined := next(there, None)) is not None:
             joined.put(unit, member)
             self._awaiting.add(joined.room.node.id)
-        elif (known := self._first_that_holds(need)) is not None:
+            return None
+        if (known := self._first_that_holds(need)) is not None:
             known.put(unit, member)
             self._want(known)
-        elif member.attempt.status is AttemptStatus.TERMINATING and member.job.spec.rent.buys:
-            self._buy_for(unit, member, fleets)
+            return None if known.is_back else self._buys(known, is_named=True)
+        if not orders:
+            return None
+        return self._buy_for(unit, member, fleets) if member.job.spec.rent.buys else ReusesOnly()
+
+    def _await_gang(self, unit: Unit, fleets: list[Fleet], *, orders: bool) -> MachineReason | None:
+        """What is there or on order comes first, as in the pass that will place the gang."""
+        for fleet in fleets:
+            if (own := next(self._plans(unit, fleet, ()), None)) is not None:
+                self._take_plan(unit, fleet, own)
+                self._awaiting |= {one.room.node.id for one in own.used} & self._offers.keys()
+                return self._buys_all(own, is_named=True)
+        if not orders or has_room(self._trial, unit):
+            return None
+        if not all(member.job.spec.rent.buys for member in unit.members):
+            return ReusesOnly()
+        refusal: MachineReason | None = None
+        for fleet in fleets:
+            result = self._cheapest_zone(unit, fleet)
+            if not isinstance(result, Plan):
+                refusal = _first_or_away(refusal, result)
+            elif not self._turns.was_refused(unit, result.offers):
+                self._take_plan(unit, fleet, result)
+                return self._buys_all(result, is_named=True)
+        return refusal
 
     def _goes_home(self, unit: Unit, member: Member) -> bool:
         """Take room for a job that comes back on a node that is not rented; False: none has it."""
@@ -306,11 +356,12 @@ class _Look:
         if bin_.machine is not None and not bin_.is_back:
             self._wanted.add(bin_.machine.id)
 
-    def _buys(self, bin_: Bin, count: int = 1) -> BuysMachine:
+    def _buys(self, bin_: Bin, count: int = 1, *, is_named: bool = False) -> BuysMachine:
         machine = bin_.machine
         return BuysMachine(
             offer=bin_.offer.words(),
             fleet=bin_.fleet.name,
+            machine=machine.name if is_named and machine is not None else None,
             count=count,
             since=self._now if machine is None else machine.ordered_at,
             boots=machine is not None and machine.instance_id is not None,
@@ -364,8 +415,8 @@ class _Look:
     def _serve_together(
         self, unit: Unit, fleets: list[Fleet], *, is_second: bool
     ) -> MachineReason | None:
-        whole = whole_of(unit)
-        if has_room(self._trial, unit):
+        whole = without_freed(self._index, whole_of(unit))
+        if whole is None or has_room(self._trial, unit):
             return None
         if not all(member.job.spec.rent.buys for member in unit.members):
             return ReusesOnly()
@@ -384,13 +435,14 @@ class _Look:
             self._behind.append(unit)
         return refusal
 
-    def _buys_all(self, plan: Plan) -> BuysMachine | None:
+    def _buys_all(self, plan: Plan, *, is_named: bool = False) -> BuysMachine | None:
         """Tell of the machine that comes last, and of all that are not there yet."""
         used = (one for one in plan.used if one.machine is not None and not one.is_back)
         coming = {id(one): one for one in used}
         if (first := next(iter([*plan.new, *coming.values()]), None)) is None:
             return None
-        return self._buys(first, len({id(one) for one in plan.new} | coming.keys()))
+        count = len({id(one) for one in plan.new} | coming.keys())
+        return self._buys(first, count, is_named=is_named)
 
     def _cheapest_zone(self, unit: Unit, fleet: Fleet) -> Plan | MachineReason:
         # What is on order is waited for also while its offer is left out, or nobody tells offers.

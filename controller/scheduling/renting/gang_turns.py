@@ -63,11 +63,14 @@ class GangTurns:
     def gives_way(self, unit: Unit, offers: Sequence[Offer]) -> bool:
         """Return whether the gang was refused one of these, which it would order now: it comes
         after those behind it."""
-        run_id = unit.run.id
-        if not any((run_id, offer.key) in self._refused_keys for offer in offers):
+        if not self.was_refused(unit, offers):
             return False
-        self._gave_way_at.append(self._refused_at[run_id])
+        self._gave_way_at.append(self._refused_at[unit.run.id])
         return True
+
+    def was_refused(self, unit: Unit, offers: Sequence[Offer]) -> bool:
+        """Return whether the gang was refused one of these not long ago."""
+        return any((unit.run.id, offer.key) in self._refused_keys for offer in offers)
 
     def is_too_late(self, unit: Unit) -> bool:
         """Return whether the gang came only after one before it was refused: that one's next try is

@@ -19,6 +19,7 @@ from controller.lifecycle.model import NodeStatus
 from controller.lifecycle.reports import RunnerStarted, StopRequested, TaskAccepted, Tick
 from controller.machines import worker
 from controller.service.machines.fleets import FleetService
+from controller.service.runs.explanations import under_way
 from controller.store.base import Changes
 from controller.store.errors import StoreUnavailable
 from tests.doubles.clouds import MemoryCloud, MemoryInstance
@@ -385,6 +386,17 @@ async def test_the_next_machine_of_a_recalled_job_is_kept_although_idle_ones_end
         await lab.until(lambda: len(lab.rentals.committed) == 2)
         (second,) = lab.rentals.committed.keys() - {first}
         await lab.until(lambda: lab.rentals.committed[second].instance_id is not None)
+        # Its user reads what replaces the machine, wherever they look.
+        name = lab.rentals.committed[second].name
+        boots = f"its provider takes the node back; a replacement is ordered (machine {name}: "
+        await lab.until(lambda: "booting, ordered at" in lab.waits_for(run))
+        assert lab.waits_for(run).startswith(f"{boots}steady in north-1")
+        state = lab.pipeline.known[run.run.id]
+        assert run_summary(state, {}).pending_reason == lab.waits_for(run)
+        assert job_view(state, state.jobs[0], {}).pending_reason == lab.waits_for(run)
+        (under_way_,) = under_way(state)
+        assert under_way_.what.startswith("ends; waits for ")
+        assert under_way_.what.endswith(f"; {lab.waits_for(run)}")
         await lab.connect(second)
         await lab.until(lambda: lab.rentals.committed[second].joined_at is not None)
         await lab.after(60.0)

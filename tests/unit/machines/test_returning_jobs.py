@@ -84,6 +84,59 @@ def test_what_the_budget_has_room_for_goes_to_the_first_in_the_queue() -> None:
     assert [one.run_id for one in found.orders] == [urgent]
 
 
+def test_a_later_job_orders_its_own_machine_and_not_that_of_a_recalled_one() -> None:
+    cluster, run_id = _recalled()
+    later = cluster.submit("later", cpu=4.0)
+    coming = machine("m2", offer=offer("steady"))
+    found = look(cluster, shop(offer("steady")), coming)
+    assert [one.run_id for one in found.orders] == [later]
+    assert found.wanted == {"m2"}
+    # So a fleet with room for one machine more orders nothing for the later one.
+    cluster.pipeline.fleet_changed("burst", fleet(max=2))
+    there = machine("m1", status=MachineStatus.JOINED, joined_at=NOW)
+    found = look(cluster, shop(offer("steady")), there)
+    assert [one.run_id for one in found.orders] == [run_id]
+
+
+def test_a_recalled_job_whose_next_machine_is_taken_by_one_before_it_gets_another_one() -> None:
+    cluster, run_id = _recalled()
+    urgent = cluster.submit("urgent", band=Band.PRODUCTION, cpu=4.0)
+    coming = machine("m2", offer=offer("steady"))
+    found = look(cluster, shop(offer("steady")), coming)
+    assert [one.run_id for one in found.orders] == [run_id]
+    # The same holds once it is there and the other job is on it.
+    cluster.set_node(node("m2", fleet="burst"))
+    cluster.settle()
+    assert cluster.places(urgent) == {"main/0": "m2"}
+    there = machine("m2", offer=offer("steady"), status=MachineStatus.JOINED, joined_at=NOW)
+    found = look(cluster, shop(offer("steady")), there)
+    assert [one.run_id for one in found.orders] == [run_id]
+
+
+def test_a_recalled_job_whose_next_machine_is_taken_comes_first_again_once_it_waits() -> None:
+    cluster, run_id = _recalled()
+    taker = cluster.submit("taker", cpu=4.0)
+    cluster.set_node(node("m2", fleet="burst"))
+    cluster.settle()
+    # It does not wait yet, so a job that does takes what is there.
+    assert cluster.places(taker) == {"main/0": "m2"}
+    for number in range(3):
+        cluster.submit(f"later-{number}", cpu=4.0)
+    cluster.leave(run_id)
+    cluster.settle()
+    cluster.set_node(node("m3", fleet="burst"))
+    cluster.settle()
+    assert cluster.places(run_id) == {"main/0": "m3"}
+
+
+def test_a_job_that_waits_for_its_retry_leaves_what_is_on_order_to_those_that_wait() -> None:
+    cluster, run_id = _recalled()
+    _wait_for_retry(cluster, run_id)
+    cluster.submit("later", cpu=4.0)
+    found = look(cluster, shop(offer()), machine("m2"))
+    assert (found.orders, found.wanted) == ((), frozenset({"m2"}))
+
+
 def test_jobs_that_come_back_do_not_count_on_the_same_room_of_a_node() -> None:
     cluster, _ = _recalled((Group(name="main", nodes=2),), cpu=2.0)
     cluster.set_node(node("own", fleet="burst", capacity={"cpu": 2.0}))

@@ -42,6 +42,21 @@ def test_use_of_years_ago_is_nothing_and_breaks_nothing() -> None:
     assert use.used("bob", years)[0] == round(DAY * 1.4426950408889634)
 
 
+def test_a_clock_that_goes_back_by_decades_breaks_nothing_and_keeps_the_order() -> None:
+    later = 40 * 365 * DAY
+    use = meter(
+        spent("ada", 8, later, later + 60.0),
+        spent("bob", 1, later, later + 60.0),
+        spent("eve", 1, later, None),
+        spent("joe", 4, later, 0.0),
+    )
+    ada, bob, eve, joe = (use.used(user, 0.0) for user in ("ada", "bob", "eve", "joe"))
+    assert ada > bob > eve == joe == (0, 0)
+    use.add(spent("joe", 4, 0.0, 60.0))
+    use.take_away(spent("joe", 4, 0.0, 60.0))
+    assert use.used("ada", later + 60.0)[0] == 480
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 8), st.floats(0, 9 * DAY), st.floats(0, DAY) | st.none()),

@@ -1,0 +1,69 @@
+"""The worlds of machines have recalls, and the checks of what these order find what they should."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+from msgspec.structs import replace
+
+from controller.lifecycle.model import Group, RunState
+from controller.lifecycle.runs.submission import new_run
+from fairlead.model.reasons import Reason
+from fairlead.model.spec import JobSpec, PlannedGroup
+from fairlead.model.statuses import AttemptStatus
+from tests.simulation.machines import MachineWorld
+from tests.simulation.recalls import early_orders, too_many
+from tests.simulation.samples import changed
+from tests.simulation.world import played
+from tests.unit.machines.parts import machine
+from tests.unit.scheduling.parts import node
+
+WORLDS = range(900_000, 900_004)
+
+
+def _stopping(lost: int) -> RunState:
+    """Return a gang of three that stops; the machines of so many ranks are taken back."""
+    ids = iter(f"{number:016x}" for number in range(100))
+    group = Group(name="main", nodes=3, gang_size=3)
+    state = new_run(
+        name="gang",
+        user="ada",
+        groups=[PlannedGroup(group=group, spec=JobSpec(image="i"))],
+        now=0.0,
+        new_id=lambda: next(ids),
+    )
+    for index in range(3):
+        recalled = index < lost
+        reason = Reason.INTERRUPTED_BY_NO_CAPACITY if recalled else Reason.INCARNATION_CHANGED
+        ends = {"status": AttemptStatus.TERMINATING, "reason": reason, "node_id": f"n{index}"}
+        state = changed(state, index, **ends)
+    assert state.run.incarnation is not None
+    after = replace(state.run.incarnation, number=state.run.incarnation.number + 1, id="next")
+    return replace(state, run=replace(state.run, incarnation=after))
+
+
+def test_machines_for_ranks_that_survive_are_found() -> None:
+    state = _stopping(1)
+    ordered = [machine("m1", run_id=state.run.id), machine("m2", run_id=state.run.id)]
+    nodes = {name: node(name) for name in ("n0", "n1", "n2")}
+    assert early_orders(ordered, {state.run.id: state}) == {state.run.id: ordered}
+    assert too_many(state, ordered[:1], nodes) is None
+    assert too_many(state, ordered, nodes) == "2 machines for 3 ranks, of which 2 survive"
+    drained = nodes | {"n1": node("n1", draining=True)}
+    assert too_many(state, ordered, drained) is None
+
+
+def test_orders_of_runs_that_stop_for_no_recall_are_not_taken_for_early_ones() -> None:
+    state = _stopping(0)
+    assert early_orders([machine(run_id=state.run.id)], {state.run.id: state}) == {}
+    assert early_orders([machine(run_id=None)], {state.run.id: state}) == {}
+
+
+def test_the_worlds_order_for_gangs_and_for_jobs_alone_while_these_still_stop() -> None:
+    early: Counter[str] = Counter()
+    for seed in WORLDS:
+        world = played(partial(MachineWorld, seed), seed)
+        assert world.outcome().violations == ()
+        early += world.early
+    assert early.keys() == {"gang", "alone"}
