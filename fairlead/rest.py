@@ -14,9 +14,9 @@ from urllib.parse import quote
 import msgspec
 
 from fairlead.connections import READ_BYTES
+from fairlead.connections.order_keys import ORDER_KEY, SETTING_PATH, new_order_key
 from fairlead.connections.requests import UPLOAD_SECONDS, Requests
 from fairlead.errors import ApiError, ConnectionLost, UnexpectedAnswer, UsageError
-from fairlead.wire.actions import ORDER_KEY, SETTING_PATH, new_order_key
 from fairlead.wire.decoders import decoder_of
 
 if TYPE_CHECKING:

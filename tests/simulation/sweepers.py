@@ -17,7 +17,7 @@ from controller.lifecycle.runs.submission import new_run
 from fairlead.model.beginning import After, Moment, SameJob, When
 from fairlead.model.spec import Band, PlannedGroup
 from fairlead.model.sweep import ParameterSets, SweepPlan
-from fairlead.wire.runner import EndSignal
+from fairlead.wire.job import EndSignal
 from tests.simulation.people import User
 from tests.simulation.script import Start, image_of, random_script
 from tests.simulation.virtual import seeded_chance

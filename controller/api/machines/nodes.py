@@ -26,7 +26,7 @@ from fairlead.documents.nodes import (
     QuarantinedTaskView,
 )
 from fairlead.queries import Query
-from fairlead.wire.shim import Finding
+from fairlead.wire.node import Finding
 
 
 class DrainBody(msgspec.Struct, frozen=True, kw_only=True):

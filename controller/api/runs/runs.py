@@ -21,6 +21,7 @@ from controller.lifecycle.model import RunState
 from controller.service import ControllerService
 from controller.service.runs.submission import IfExists, Submission, Submitted
 from controller.service.runs.sweeps import submitted_configuration
+from fairlead.connections.order_keys import MAX_ORDER_KEY, ORDER_KEY
 from fairlead.documents.runs import (
     MAX_BATCH,
     BatchAnswer,
@@ -32,7 +33,6 @@ from fairlead.documents.runs import (
 from fairlead.model.starts import LEASE_SECONDS
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AttemptStatus
 from fairlead.queries import RunQuery
-from fairlead.wire.actions import MAX_ORDER_KEY, ORDER_KEY
 from fairlead.wire.errors import ErrorDetail
 from fairlead.wire.shim import PullProgress
 

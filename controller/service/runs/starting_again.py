@@ -18,7 +18,7 @@ from controller.service.runs.submission import Submission
 from controller.service.runs.submissions import SubmissionService
 from controller.store.accounts import User
 from fairlead.configuration.runs.plan import Plan, kept_for_next
-from fairlead.wire.again import why_not_in_place
+from fairlead.wire.job import why_not_in_place
 
 _CHANGEABLE = frozenset({"commands", "setup", "env", "secrets", "repos", "files", "outputs"})
 

@@ -23,7 +23,8 @@ import urllib3.exceptions
 
 from common.threads import to_the_end, together
 from fairlead.wire.engine_abilities import EngineAbility
-from fairlead.wire.shim import EngineKind, NetworkMode, PullProgress, RegistryAuth
+from fairlead.wire.node import EngineKind
+from fairlead.wire.shim import NetworkMode, PullProgress, RegistryAuth
 from shim.engines.base import (
     ContainerSpec,
     ContainerState,

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient
 
 from controller.metric_history import Sample
 from controller.service.jobs.metric_sampler import MetricSampler
-from fairlead.wire.shim import GpuMetrics
+from fairlead.wire.node import GpuMetrics
 from runner.client import RunnerUnavailable
 from tests.doubles.node import FakeConnection
 from tests.unit.api.asking import submit

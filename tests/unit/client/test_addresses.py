@@ -18,9 +18,9 @@ import pytest
 from fairlead import settings
 from fairlead.connections import requests
 from fairlead.connections.addresses import PAUSES_SECONDS, Addresses
+from fairlead.connections.order_keys import ORDER_KEY
 from fairlead.errors import ApiError, ConnectionLost, NotFound, NotLoggedIn, SettingsError
 from fairlead.rest import ControllerClient
-from fairlead.wire.actions import ORDER_KEY
 from fairlead.wire.errors import LEADS_NO_MORE, STORE_UNAVAILABLE
 from tests.support.ssh_daemon import free_port
 

@@ -15,7 +15,7 @@ from controller.lifecycle.reports import JobSignalled, NodeDrained, Preempted
 from controller.lifecycle.runs.submission import PlannedJob
 from fairlead.model.reasons import Reason
 from fairlead.model.spec import OnTimeLimit
-from fairlead.wire.runner import EndSignal
+from fairlead.wire.job import EndSignal
 from tests.unit.lifecycle.play import START, Play
 
 HOUR, BEFORE, GRACE = 3600.0, 600.0, 300.0

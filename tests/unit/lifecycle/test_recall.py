@@ -11,7 +11,7 @@ from controller.lifecycle.model import Group, JobSpec
 from controller.lifecycle.runs.submission import PlannedJob
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
-from fairlead.wire.runner import EndSignal
+from fairlead.wire.job import EndSignal
 from tests.unit.lifecycle.play import START, Play
 
 

@@ -33,7 +33,7 @@ from fairlead.model.reasons import Reason
 from fairlead.model.service import ReplicaGroup, Serves, ServicePolicy
 from fairlead.model.spec import PlannedGroup
 from fairlead.model.statuses import AllocationState, AttemptStatus
-from fairlead.wire.runner import ClusterInfo
+from fairlead.wire.job import ClusterInfo
 from tests.doubles.clock import NOW
 from tests.doubles.shim import node_info
 from tests.support.attempts import attempt_with
