@@ -205,7 +205,7 @@ def credentials(service: ControllerService) -> Authorise:
     """Return what admits a request by its token."""
 
     def authorise(request: web.Request) -> Credential:
-        return Credential(token=service.gate.token_of(token_of(request)))
+        return Credential(token=service.accounts.gate.token_of(token_of(request)))
 
     return authorise
 
@@ -260,16 +260,16 @@ def _while_allowed(
     task = asyncio.current_task()
     if held is None or task is None or route.media == JSON:
         return nullcontext()
-    return service.gate.until_it_ends(held, task.cancel)
+    return service.accounts.gate.until_it_ends(held, task.cancel)
 
 
 async def _call(
     route: Route, service: ControllerService, request: web.Request, token: StoredToken | None
 ) -> Call:
-    user = None if token is None else service.gate.users[token.user]
+    user = None if token is None else service.accounts.gate.users[token.user]
     paths = dict(request.match_info)
     if user is not None and "run" in paths:
-        paths["run"] = (await service.runs.seen(paths["run"], user)).run.id
+        paths["run"] = (await service.runs.lookup.seen(paths["run"], user)).run.id
     query: object = decode_query(dict(request.query), route.query)
     body: object = None
     if route.body is not None:
@@ -309,8 +309,8 @@ def _metrics(
     """Return the endpoint that Prometheus scrapes with the token of an admin."""
 
     async def metrics(request: web.Request) -> web.StreamResponse:
-        token = service.gate.token_of(token_of(request))
-        require_admin(service.gate.users[token.user], READ_METRICS)
+        token = service.accounts.gate.token_of(token_of(request))
+        require_admin(service.accounts.gate.users[token.user], READ_METRICS)
         page = b"" if only_services else service.numbers.page()
         return numbers(page + (b"" if proxy is None else proxy.metrics.page()))
 

@@ -130,8 +130,8 @@ class Dashboard:
         self._service = service
         self._assets = installed() if assets is None else assets
         self._renderer = Renderer(self._assets)
-        self._sessions = Sessions(key, service.gate, service.clock, self._client)
-        self._shared = SharedFragments(service.runs.changes(None), now)
+        self._sessions = Sessions(key, service.accounts.gate, service.clock, self._client)
+        self._shared = SharedFragments(service.runs.lookup.changes(None), now)
         self._changes = changes or live.OwnChanges(service)
         self._variant = variant
         self._marks = live.Marks(self._changes)
@@ -241,7 +241,7 @@ class Dashboard:
         task = asyncio.current_task()
         if task is None or (request.method == "GET" and "Upgrade" not in request.headers):
             return nullcontext()
-        return self._service.gate.until_it_ends(held, task.cancel)
+        return self._service.accounts.gate.until_it_ends(held, task.cancel)
 
     def _visit(self, request: web.Request, *, is_part: bool) -> Visit:
         cookie = self._sessions.cookie_of(request)
@@ -253,7 +253,7 @@ class Dashboard:
         return Visit(
             request=request,
             service=self._service,
-            user=self._service.gate.users[held.token.user],
+            user=self._service.accounts.gate.users[held.token.user],
             credential=held,
             page_token=self._sessions.page_token(cookie),
             mark=self._marks.now(),
@@ -268,7 +268,7 @@ class Dashboard:
         return held
 
     def _context(self, visit: Visit, page: Page) -> dict[str, Any]:
-        rents = self._service.rented.is_renting
+        rents = self._service.machines.rented.is_renting
         sections = [
             one
             for one in SECTIONS
@@ -349,11 +349,11 @@ class Dashboard:
         visit = self._visit(request, is_part=True)
         task = asyncio.current_task()
         assert task is not None
-        with self._service.gate.until_it_ends(visit.credential, task.cancel):
+        with self._service.accounts.gate.until_it_ends(visit.credential, task.cancel):
             topics = {
                 topic: mark
                 for topic, mark in live.asked_topics(request).items()
-                if await live.may_follow(self._service.runs, visit.user, topic)
+                if await live.may_follow(self._service.runs.lookup, visit.user, topic)
             }
             version, clock = self._assets.version, self._service.clock
             return await live.stream(request, topics, version, self._changes, clock, HEADERS)
@@ -395,7 +395,9 @@ class Dashboard:
         given = form.get("token", "")
         try:
             self._sessions.require_asked(request, form.get("asked", ""))
-            token = self._service.gate.token_of(given.strip() if isinstance(given, str) else "")
+            token = self._service.accounts.gate.token_of(
+                given.strip() if isinstance(given, str) else ""
+            )
         except (Forbidden, Unauthenticated) as error:
             return self._form(request, error.message, error.status)
         return self._entered(request, token, _inside(request.query.get("next", "")))
@@ -415,8 +417,8 @@ class Dashboard:
         self._count_try(request)
         form = await request.post()
         self._sessions.require_asked(request, form.get("asked", ""))
-        token = self._service.login_links.look_up(str(form.get("code", "")))
-        role = self._service.gate.users[token.user].role
+        token = self._service.accounts.login_links.look_up(str(form.get("code", "")))
+        role = self._service.accounts.gate.users[token.user].role
         return web.json_response({"user": token.user, "role": role.value})
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
@@ -425,7 +427,7 @@ class Dashboard:
         form = await request.post()
         try:
             self._sessions.require_asked(request, form.get("asked", ""))
-            token = self._service.login_links.take(str(form.get("code", "")))
+            token = self._service.accounts.login_links.take(str(form.get("code", "")))
         except (Forbidden, Unauthenticated) as error:
             return self._form(request, error.message, error.status)
         return self._entered(request, token, PATH + "/runs")
@@ -453,7 +455,7 @@ class Dashboard:
         visit = self._visit(request, is_part=True)
         client = self._client(request)
         ended = self._sessions.login_of(self._sessions.cookie_of(request))
-        await self._service.users.end_login(visit.user.name, ended)
+        await self._service.accounts.users.end_login(visit.user.name, ended)
         answer = web.Response(status=204, headers={"HX-Redirect": PATH + "/login"})
         set_cookie(answer, COOKIE, "", client, path=PATH, seconds=0, same_site="Strict")
         return answer
