@@ -26,7 +26,7 @@ from entrypoint.runtime.errors import BuildError
 OUR_SOURCES = ("common", "entrypoint", "fairlead/__init__.py", "fairlead/wire", "runner")
 """Of the client, only what the agents import."""
 NOT_SHIPPED = (
-    *("common/links", "common/programs.py", "common/proxy"),
+    *("common/links", "common/proxy"),
     *("entrypoint/runtime", "runner/client.py"),
 )
 """What is of no use where nothing is built, pip has installed nothing, and nobody asks agents."""
