@@ -53,6 +53,7 @@ class Cgroup:
         for folder in self._folders:
             try:
                 return (self._root / controller / folder / name).read_text()
+            # Of the other cgroup version or driver; or the task has ended meanwhile (cgroups(7)).
             except OSError:
                 continue
         return None

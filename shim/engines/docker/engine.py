@@ -369,6 +369,7 @@ class DockerEngine:
     async def remove(self, task_id: str) -> None:
         name = containers.name_of(task_id)
         found = None
+        # An earlier call removed it, and the answer was lost with the connection.
         with contextlib.suppress(NotFound):
             found = await self._call(lambda: self._api.inspect_container(name))
         if found is not None and containers.is_own(found, self._install_id):
