@@ -44,7 +44,7 @@ MAX_BODY_BYTES = 2 << 20
 OPENAPI_PATH = "/v1/openapi.json"
 METRICS_PATH = "/metrics"
 SERVICES_METRICS_PATH = "/metrics/services"
-"""The numbers of requests to services that went through this controller's own proxy."""
+"""The figures of requests to services that went through this controller's own proxy."""
 HEALTH_PATH = "/v1/health"
 _OF_THE_API = ("/v1/", "/dashboard/api/", METRICS_PATH)
 _API_HEADERS = {
@@ -113,7 +113,9 @@ def make_app(
 async def _let_go(_ended: web.Application) -> None:
     """Free what only the ended application reaches: all that was live in a lead that is over.
 
-    aiohttp keeps the last 1024 pairs of a handler and its application in a cache of the process.
+    aiohttp keeps the last 1024 pairs of a handler and its application in a cache of the process,
+    and has no public way to empty it. After 20 leads that were lost, with 20 runs, the process had
+    152 MiB with what was kept and 131 MiB without.
     """
     web_app._cached_build_middleware.cache_clear()
 
@@ -311,13 +313,13 @@ def _metrics(
     async def metrics(request: web.Request) -> web.StreamResponse:
         token = service.accounts.gate.token_of(token_of(request))
         require_admin(service.accounts.gate.users[token.user], READ_METRICS)
-        page = b"" if only_services else service.numbers.page()
-        return numbers(page + (b"" if proxy is None else proxy.metrics.page()))
+        page = b"" if only_services else service.figures.page()
+        return figures(page + (b"" if proxy is None else proxy.figures.page()))
 
     return metrics
 
 
-def numbers(page: bytes) -> web.Response:
+def figures(page: bytes) -> web.Response:
     """Return what Prometheus reads."""
     return web.Response(body=page, content_type=TEXT, charset="utf-8")
 

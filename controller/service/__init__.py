@@ -43,7 +43,7 @@ from controller.service.machines.providers import ProviderService
 from controller.service.machines.registrations import RegistrationService
 from controller.service.machines.rented import RentedService
 from controller.service.machines.user_data import JoinPoint
-from controller.service.prometheus import ControllerNumbers
+from controller.service.prometheus import ControllerFigures
 from controller.service.runs.actions import ActionService
 from controller.service.runs.blobs import BlobService
 from controller.service.runs.deployments import DeploymentService
@@ -86,7 +86,7 @@ class LiveParts(msgspec.Struct, frozen=True, kw_only=True):
     autoscaler: Autoscaler
     gateways: GatewayManager
     machines: MachineManager | None = None
-    numbers: Sequence[Callable[[], Iterable[Metric]]] = ()
+    figures: Sequence[Callable[[], Iterable[Metric]]] = ()
     """What Prometheus is shown besides."""
     disk: Disk | None = None
     """The one of the data folder; None: nobody measures it."""
@@ -150,12 +150,12 @@ class ControllerService:
         self.machines = MachineServices(
             stores.store, parts, settings, self.runs.lookup, vault, host_keys, clock, chance
         )
-        self.numbers = ControllerNumbers(
+        self.figures = ControllerFigures(
             pipeline,
             clock,
             stores.outputs,
             stores.logs,
-            (*parts.numbers, self.machines.rented.numbers),
+            (*parts.figures, self.machines.rented.families),
         )
 
     async def controllers(self, user: User) -> Sight | None:

@@ -13,7 +13,7 @@ from controller.lifecycle.model import Amount, Group, JobSpec, Resources, RunPol
 from controller.lifecycle.predecessors import Predecessor
 from controller.lifecycle.ranges import in_ranges
 from controller.lifecycle.reports import Report
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from fairlead.model.beginning import After, Moment, SameJob, When
 from fairlead.model.spec import Band, PlannedGroup
 from fairlead.model.sweep import ParameterSets, SweepPlan

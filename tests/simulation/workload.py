@@ -29,7 +29,7 @@ from controller.lifecycle.model import (
 )
 from controller.lifecycle.predecessors import Predecessor
 from controller.lifecycle.runs.dependencies import facts
-from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from fairlead.model.beginning import After, SameJob, When
 from fairlead.model.spec import PlannedGroup
 from fairlead.model.statuses import FINAL_RUN_STATUSES

@@ -19,7 +19,7 @@ from controller.api.http.streams import HEARTBEAT_SECONDS, cancel_this, reader_m
 from controller.api.views import run_summary, run_view, with_collections
 from controller.lifecycle.model import RunState
 from controller.service import ControllerService
-from controller.service.runs.submission import IfExists, Submission, Submitted
+from controller.service.runs.submission_stages import IfExists, Submission, Submitted
 from controller.service.runs.sweeps import submitted_configuration
 from fairlead.connections.order_keys import MAX_ORDER_KEY, ORDER_KEY
 from fairlead.documents.runs import (

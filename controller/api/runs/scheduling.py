@@ -11,7 +11,7 @@ from controller.api.views import derived, iso_or_none
 from controller.lifecycle.model import RunState
 from controller.service.runs.explanations import UnderWay
 from controller.service.runs.plans import Preview
-from controller.service.runs.submission import Submission
+from controller.service.runs.submission_stages import Submission
 from fairlead.documents.plans import ExplainView, GroupPlanView, OffersView, PlanView, UnderWayView
 from fairlead.documents.sweeps import SweepPlanView
 

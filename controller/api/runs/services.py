@@ -11,7 +11,7 @@ from controller.api.http.routes import Call, Route
 from controller.api.views import derived, iso_or_none, job_view
 from controller.lifecycle.model import Job, RunState
 from controller.service.runs.deployments import Change, GroupNow
-from controller.service.runs.submission import Submission
+from controller.service.runs.submission_stages import Submission
 from fairlead.documents.services import (
     ChangeView,
     DeploymentView,

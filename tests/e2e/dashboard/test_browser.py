@@ -25,7 +25,7 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.scheduling.index import CapacityIndex
-from controller.service.runs.submission import Submission
+from controller.service.runs.submission_stages import Submission
 from controller.store.base import Changes
 from fairlead.model.statuses import AttemptStatus, RunStatus
 from tests.doubles.node import FakeConnection

@@ -28,7 +28,7 @@ from common.proxy.view import Service
 from controller.api.app import make_app
 from controller.lifecycle.model import Run
 from controller.proxy.registered import GateAccess, through_runners
-from controller.service.runs.submission import Submission
+from controller.service.runs.submission_stages import Submission
 from controller.web.app import Dashboard, session_key
 from tests.doubles.proxy import NodeHere, NotedTraffic, PlantedServices
 from tests.e2e.origins.follower import KEY, Front

@@ -12,7 +12,7 @@ from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import Group, JobSpec
 from controller.lifecycle.reports import JobSignalled, NodeDrained, Preempted
-from controller.lifecycle.runs.submission import PlannedJob
+from controller.lifecycle.runs.first_state import PlannedJob
 from fairlead.model.reasons import Reason
 from fairlead.model.spec import OnTimeLimit
 from fairlead.wire.job import EndSignal

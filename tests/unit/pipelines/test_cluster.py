@@ -24,7 +24,7 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.reports import TaskSeen
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from controller.pipelines import from_node, to_node
 from controller.pipelines.performers import cluster
 from controller.pipelines.performers.cluster import Clusters, cluster_key, secret_of
