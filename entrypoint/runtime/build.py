@@ -23,7 +23,10 @@ from entrypoint.runtime import elf
 from entrypoint.runtime.base import Base
 from entrypoint.runtime.errors import BuildError
 
-OUR_SOURCES = ("common", "entrypoint", "fairlead/__init__.py", "fairlead/wire", "runner")
+OUR_SOURCES = (
+    *("common", "entrypoint", "runner"),
+    *("fairlead/__init__.py", "fairlead/version.py", "fairlead/wire"),
+)
 """Of the client, only what the agents import."""
 NOT_SHIPPED = (
     *("common/links", "common/proxy"),

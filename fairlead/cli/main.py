@@ -15,7 +15,7 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from fairlead import __version__, daemons
+from fairlead import daemons
 from fairlead.cli import quick
 from fairlead.cli.command_list import ABOUT, COMMANDS, GROUPS, asks_for_the_list, listed
 from fairlead.cli.errors import (
@@ -27,6 +27,7 @@ from fairlead.cli.errors import (
     exit_status_of,
 )
 from fairlead.errors import FairleadError, UsageError
+from fairlead.version import __version__
 
 if TYPE_CHECKING:
     from cyclopts import App
