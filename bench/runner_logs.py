@@ -16,7 +16,7 @@ from pathlib import Path
 
 import aiohttp
 
-from fairlead.wire.runner import JobSpec, SubmitRequest
+from fairlead.wire.job import JobSpec, SubmitRequest
 from runner.client import BASE_URL, RunnerClient
 from tests.support.dialling import dial_to
 

@@ -23,7 +23,7 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunState,
 )
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from controller.scheduling.placement import ReportsByRun
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from fairlead.model.spec import PlannedGroup

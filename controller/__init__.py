@@ -1,5 +1,5 @@
 """The controller takes runs, places them on nodes, and follows them to their end."""
 
-from fairlead import __version__ as __version__
+from fairlead.version import __version__ as __version__
 
 API_VERSIONS = ("v1",)

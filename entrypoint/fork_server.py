@@ -56,7 +56,8 @@ def _load() -> None:
     from concurrent.futures import thread  # noqa: F401 (the first call in a thread imports it)
 
     from entrypoint import life  # noqa: F401
-    from fairlead.wire.runner import AckRequest, StopRequest, SubmitRequest
+    from fairlead.wire.job import SubmitRequest
+    from fairlead.wire.runner import AckRequest, StopRequest
 
     for kind in (AckRequest, StopRequest, SubmitRequest):
         # msgspec evaluates the annotations of a type once and keeps the result with it.

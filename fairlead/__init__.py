@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from fairlead.run import Output, Result, Run
     from fairlead.summaries.offers import Offer
     from fairlead.task import Task
+    from fairlead.version import __version__ as __version__
 
-__version__ = "0.1.0"
 __all__ = [
     "ApiError",
     "AsyncClient",
@@ -81,6 +81,7 @@ _HOMES = {
     "Result": "run",
     "Run": "run",
     "Task": "task",
+    "__version__": "version",
 }
 
 
@@ -88,7 +89,7 @@ if not TYPE_CHECKING:  # for a type checker, every name would be there
 
     def __getattr__(name: str) -> object:
         """Import a name when it is used first: the command needs few of them, and soon."""
-        if name not in __all__:
+        if name not in __all__ and name not in _HOMES:
             raise AttributeError(f"module 'fairlead' has no attribute {name!r}")
         module = importlib.import_module(f"fairlead.{_HOMES.get(name, 'errors')}")
         return getattr(module, name)

@@ -1,7 +1,7 @@
-"""The commands that come with the daemons' distribution and not with the client.
+"""The commands and programs that come with the daemons' distribution and not with the client.
 
-They are found by their entry points, so nothing here imports a daemon. Without them, or without the
-libraries of their extra, each says what to install.
+They are found by their entry points or their names, so nothing here imports a daemon. Without them,
+or without the libraries of their extra, each says what to install.
 """
 
 from __future__ import annotations
@@ -52,6 +52,32 @@ def load(command: str) -> Callable[..., Any]:
     module, _, function = entry_point_of(command).partition(":")
     made: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return made
+
+
+def shim() -> None:
+    """Run the console script of the shim."""
+    _run("fairlead-shim", "shim.main")
+
+
+def runner() -> None:
+    """Run the console script of the runner."""
+    _run("fairlead-runner", "runner.main")
+
+
+def entrypoint() -> None:
+    """Run the console script of the entrypoint."""
+    _run("fairlead-entrypoint", "entrypoint.main")
+
+
+def _run(program: str, module: str) -> None:
+    import importlib
+
+    try:
+        importlib.import_module(module).main()
+    except ModuleNotFoundError as error:
+        if not is_of_an_extra(error):
+            raise
+        sys.exit(f"{program}: {missing(program, 'node')}")
 
 
 def missing(command: str, extra: str) -> str:

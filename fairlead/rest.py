@@ -8,9 +8,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from itertools import chain
 
 from fairlead.connections import READ_BYTES
+from fairlead.connections.order_keys import ORDER_KEY, SETTING_PATH, new_order_key
 from fairlead.connections.requests import UPLOAD_SECONDS, Requests
 from fairlead.errors import ApiError, ConnectionLost, UnexpectedAnswer, UsageError
-from fairlead.wire.actions import ORDER_KEY, SETTING_PATH, new_order_key
 
 # Not of `typing`: it takes 3 ms to load, and msgspec 9, before a command's first request. So both
 # come with the first answer.

@@ -75,7 +75,7 @@ from fairlead.model.statuses import (
 )
 from fairlead.model.sweep import SetStatus
 from fairlead.wire.errors import ErrorDetail
-from fairlead.wire.shim import GpuMetrics
+from fairlead.wire.node import GpuMetrics
 
 __all__ = [
     "AfterView",

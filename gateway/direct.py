@@ -26,6 +26,8 @@ from gateway.haproxy import DirectPlace, Paths
 
 log = logging.getLogger(__name__)
 TRY_SECONDS = 10.0
+AGAIN_SECONDS = 60.0
+"""A replica to which there was no direct way is tried again after this time."""
 SILENCE_SECONDS = 0.3
 """A node that does not let this gateway in says so after the handshake (TLS 1.3); one that is
 silent for this long does."""
@@ -75,6 +77,19 @@ class DirectWays:
         self._nodes: dict[str, str] = {}
         self._changing = asyncio.Lock()
         self._logged: dict[str, str] = {}
+        self._again_at: dict[str, float] = {}
+
+    def rests(self, replica: Replica) -> bool:
+        """Return whether there was no way to the replica lately."""
+        return self._again_at.get(replica.id, 0.0) > self._now()
+
+    def rest(self, replica: Replica) -> None:
+        """Let the replica rest before it is tried again."""
+        self._again_at[replica.id] = self._now() + AGAIN_SECONDS
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
     async def find(self, replica: Replica, node: GatewayNode) -> DirectPlace | None:
         """Return where a direct server leads to the replica; None: there is no direct way."""
@@ -83,14 +98,7 @@ class DirectWays:
             # tcp_syn_retries).
             async with asyncio.timeout(TRY_SECONDS):
                 place = await self._find(replica, node)
-        except (
-            NoDirectWay,
-            HaproxyAway,
-            HaproxyRefused,
-            LinkError,
-            OSError,
-            TimeoutError,
-        ) as error:
+        except _FAILURES as error:
             why = str(error) or "no answer"
             if self._logged.get(replica.id) != why:
                 self._logged[replica.id] = why
@@ -103,6 +111,7 @@ class DirectWays:
         """Forget other replicas and nodes. HAProxy forgets them with the next node that comes."""
         kept, nodes = set(replica_ids), set(node_ids)
         self._logged = {id: why for id, why in self._logged.items() if id in kept}
+        self._again_at = {id: at for id, at in self._again_at.items() if id in kept}
         self._nodes = {id: one for id, one in self._nodes.items() if id in nodes}
 
     async def _find(self, replica: Replica, node: GatewayNode) -> DirectPlace:

@@ -48,8 +48,6 @@ LOOK_SECONDS = 1.0
 SOON_LOOK_SECONDS = 0.1
 AGAIN_SECONDS = 5.0
 TRY_SECONDS = 10.0
-DIRECT_AGAIN_SECONDS = 60.0
-"""A replica that is reached by SSH is tried directly again after this time."""
 LEFTOVER_SECONDS = 60.0
 """Requests that a killed agent left with HAProxy may take so long."""
 
@@ -88,8 +86,6 @@ class FastPath:
         self._sockets = Sockets(forwards(self._lost), socket_path)
         self._replicas = Preparations()
         self._direct = direct
-        self._direct_at: dict[str, float] = {}
-        """When each replica may be tried directly again."""
         self._limits = Limits()
         self._life: str | None = None
         """The life of the HAProxy that holds what the plan notes; None: none does."""
@@ -248,7 +244,6 @@ class FastPath:
         await self._sockets.keep_nodes({replica.node_id for replica in replicas})
         ids = {replica.id for replica in replicas}
         self._replicas.forget_others(ids)
-        self._direct_at = {id: at for id, at in self._direct_at.items() if id in ids}
         if self._direct is not None:
             self._direct.keep(ids, {replica.node_id for replica in replicas})
 
@@ -262,9 +257,9 @@ class FastPath:
             return
         for server in self._plan.servers:
             found = counts[server.key]
-            if server.is_direct and found.retries > server.retries:
+            if self._direct is not None and server.is_direct and found.retries > server.retries:
                 # HAProxy has marked it down, or soon does; its requests go to the agent meanwhile.
-                self._wait_for_direct(server.replica)
+                self._direct.rest(server.replica)
                 self._suspect(server, is_gone=True)
             server.retries = found.retries
             if self._count(server, found.requests, found.errors, found.in_flight):
@@ -350,23 +345,23 @@ class FastPath:
     # -- the direct way ---------------------------------------------------------------------
 
     async def _find_direct(self, replica: Replica) -> DirectPlace | None:
-        """Return where a direct server may lead; if there is no way, it is not tried again for some
-        time. Raises LinkError."""
+        """Return where a direct server may lead; if there is no way, the replica rests. Raises
+        LinkError."""
         node = self._links.node(replica)
         if self._direct is None or node.local:
             return None
         place = await self._direct.find(replica, node)
         if place is None:
-            self._wait_for_direct(replica)
+            self._direct.rest(replica)
         return place
 
     async def _add_direct(self, run_id: str, replica: Replica, node: GatewayNode) -> bool:
         """Make the replica a direct server if it can be one; one through SSH is left then."""
-        if self._direct is None or node.local or self._waits_for_direct(replica):
+        if self._direct is None or node.local or self._direct.rests(replica):
             return False
         key = self._plan.take_free(run_id, direct=True)
         if key is None:
-            self._wait_for_direct(replica)
+            self._direct.rest(replica)
             return False
         self._sockets.busy.add(key)
         try:
@@ -379,7 +374,7 @@ class FastPath:
                     await self._guarded(self._open_direct(run_id, replica, key, place))
                     if self._life is None or self._plan.server_at(key) is None:
                         # A HAProxy that refuses it now does so again.
-                        self._wait_for_direct(replica)
+                        self._direct.rest(replica)
                         return False
         finally:
             self._sockets.busy.discard(key)
@@ -405,7 +400,7 @@ class FastPath:
             or server.is_direct
             or server.is_local
             or self._replicas.has(server.replica)
-            or self._waits_for_direct(server.replica)
+            or self._direct.rests(server.replica)
         )
 
     async def _promote(self, server: Server) -> None:
@@ -413,16 +408,6 @@ class FastPath:
         # Its node has left the list: then the replica leaves too.
         with contextlib.suppress(LinkError):
             await self._add_direct(server.run_id, server.replica, self._links.node(server.replica))
-
-    def _wait_for_direct(self, replica: Replica) -> None:
-        self._direct_at[replica.id] = self._now() + DIRECT_AGAIN_SECONDS
-
-    def _waits_for_direct(self, replica: Replica) -> bool:
-        return self._direct_at.get(replica.id, 0.0) > self._now()
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
 
     async def _is_there(self, server: Server) -> bool:
         """Return whether HAProxy's way to the server leads through."""

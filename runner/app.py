@@ -12,6 +12,7 @@ import msgspec
 from common.json_bodies import decode_body
 from fairlead.wire.errors import Refused
 from fairlead.wire.frames import BadFrame
+from fairlead.wire.job import SubmitRequest
 from fairlead.wire.runner import (
     AckRequest,
     AgainRequest,
@@ -20,7 +21,6 @@ from fairlead.wire.runner import (
     NoticeRequest,
     SignalRequest,
     StopRequest,
-    SubmitRequest,
     SuspendRequest,
 )
 from fairlead.wire.sizes import is_count

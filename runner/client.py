@@ -34,6 +34,7 @@ from fairlead.connections.websocket import (
 )
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import AgentError, AgentUnavailable, read_error
+from fairlead.wire.job import SubmitRequest
 from fairlead.wire.runner import (
     LOG_COMPLETE_HEADER,
     LOG_END_HEADER,
@@ -51,7 +52,6 @@ from fairlead.wire.runner import (
     SignalRequest,
     StatusEvent,
     StopRequest,
-    SubmitRequest,
     SuspendRequest,
 )
 from fairlead.wire.websocket import CloseCode, Opcode, Violation

@@ -21,6 +21,7 @@ from common.files.task_folder import EXIT_RECORD_NAME, LOGS_FOLDER_NAME
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import Refused
 from fairlead.wire.frames import Stream, notice_line
+from fairlead.wire.job import SubmitRequest
 from fairlead.wire.runner import (
     AgainAnswer,
     AgainRequest,
@@ -32,7 +33,6 @@ from fairlead.wire.runner import (
     StartEnd,
     StatusEvent,
     StopRequest,
-    SubmitRequest,
 )
 from runner import __version__
 from runner.code.store import CodeStore

@@ -6,7 +6,7 @@ import re
 import signal
 
 from fairlead.wire.errors import Refused
-from fairlead.wire.runner import ClusterInfo, JobSpec, SubmitRequest
+from fairlead.wire.job import ClusterInfo, JobSpec, SubmitRequest
 
 
 def wanted_blobs(job: JobSpec) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from fairlead.wire.shim import EngineKind, Finding
+from fairlead.wire.node import EngineKind, Finding
 from shim.engines.base import Engine
 from shim.examination import Asked, NodeSetup
 from shim.gpus import Gpus

@@ -19,24 +19,20 @@ from common.http import why_lost
 from common.open_answers import Dial, InvalidAnswer, open_answer
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import AgentError, AgentUnavailable, read_error
+from fairlead.wire.node import AllocationInfo, Finding, HostKey, NodeInfo, NodeMetrics
 from fairlead.wire.shim import (
     FENCE_HEADER,
     INCARNATION_HEADER,
     LOG_START_HEADER,
     OUTPUTS_HEADER,
     RUN_HEADER,
-    AllocationInfo,
     DrainRequest,
     Event,
     ExposedPort,
     ExposeRequest,
     Fence,
-    Finding,
     GatewayKeys,
     Health,
-    HostKey,
-    NodeInfo,
-    NodeMetrics,
     TaskInfo,
     TaskRequest,
     TerminateRequest,

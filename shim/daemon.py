@@ -19,17 +19,8 @@ import msgspec
 
 from fairlead.wire.amounts import amounts_of
 from fairlead.wire.engine_abilities import EngineAbility
-from fairlead.wire.shim import (
-    DrainRequest,
-    Fence,
-    Finding,
-    Health,
-    NodeAllows,
-    NodeInfo,
-    NodeMetrics,
-    TaskInfo,
-    TaskStatus,
-)
+from fairlead.wire.node import Finding, NodeAllows, NodeInfo, NodeMetrics
+from fairlead.wire.shim import DrainRequest, Fence, Health, TaskInfo, TaskStatus
 from shim.access.controller_keys import fingerprints
 from shim.access.exposed_ports import ExposedPorts, ExposureRecord
 from shim.access.host_key import NodeHostKey

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from fairlead.wire.shim import EngineKind, Finding, FindingLevel
+from fairlead.wire.node import EngineKind, Finding, FindingLevel
 from shim.settings import RUNTIME
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from fairlead.wire.shim import EngineKind, HostNetwork
+from fairlead.wire.node import EngineKind, HostNetwork
 from shim import adapters
 from shim.api.app import make_runner
 from shim.daemon import Daemon, Identity, disk_threads

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fairlead.wire.shim import EngineKind, HostNetwork
+from fairlead.wire.node import EngineKind, HostNetwork
 from shim import adapters
 from shim.errors import StartError
 from shim.files import safe_files

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from fairlead.wire.shim import Recall
+from fairlead.wire.node import Recall
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from fairlead.wire.shim import HostNetwork
+from fairlead.wire.node import HostNetwork
 from shim.errors import StartError, invalid
 
 try:

@@ -21,7 +21,7 @@ import msgspec
 
 from bench.proofs._table import conclude
 from entrypoint.runtime.build import Builder
-from fairlead.wire.runner import JobSpec, SubmitRequest
+from fairlead.wire.job import JobSpec, SubmitRequest
 from fairlead.wire.shim import (
     ContainerOptions,
     Fence,

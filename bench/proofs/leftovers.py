@@ -24,7 +24,7 @@ from typing import Any
 from bench.parts import running_parts
 from bench.proofs._table import conclude
 from controller.links.clients import LocalConnection
-from fairlead.wire.runner import JobSpec, SubmitRequest
+from fairlead.wire.job import JobSpec, SubmitRequest
 from fairlead.wire.shim import (
     Fence,
     TaskInfo,

@@ -28,7 +28,7 @@ from typing import Any
 import botocore.session
 
 from bench.proofs._table import conclude
-from controller.clouds.aws import VISIBLE_AFTER_SECONDS
+from controller.clouds.aws.cloud import VISIBLE_AFTER_SECONDS
 from controller.machines.worker import START_SECONDS
 from fairlead import Client
 from fairlead.errors import ApiError, ConnectionLost

@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 
 from bench.proofs._table import conclude
-from fairlead.wire.shim import GpuInfo
+from fairlead.wire.node import GpuInfo
 from shim.client import ShimClient
 from tests.support import nvml
 from tests.support.nvml import StandIn

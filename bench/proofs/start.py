@@ -28,7 +28,7 @@ from bench.parts import IMAGE, NETWORK, Crun, Parts, add_options, running_parts
 from bench.proofs._table import conclude
 from controller.links.clients import LocalConnection
 from fairlead.wire.frames import Decoder
-from fairlead.wire.runner import JobSpec, SubmitRequest
+from fairlead.wire.job import JobSpec, SubmitRequest
 from fairlead.wire.shim import (
     Fence,
     TaskInfo,

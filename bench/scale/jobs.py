@@ -9,8 +9,9 @@ import msgspec
 from aiohttp import web
 
 from fairlead.wire.frames import Frame, Stream, encode
+from fairlead.wire.node import AllocationInfo
 from fairlead.wire.runner import ExitRecord, RunnerState, StatusEvent
-from fairlead.wire.shim import AllocationInfo, TaskInfo, TaskRequest, TaskStatus, TaskTimes
+from fairlead.wire.shim import TaskInfo, TaskRequest, TaskStatus, TaskTimes
 
 LINE = b"training\n"
 

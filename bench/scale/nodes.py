@@ -20,6 +20,7 @@ import msgspec
 from aiohttp import WSCloseCode, web
 
 from bench.scale.jobs import LINE, NodeJob, tell
+from fairlead.wire.node import EngineKind, NodeInfo
 from fairlead.wire.runner import (
     LOG_COMPLETE_HEADER,
     LOG_END_HEADER,
@@ -27,16 +28,7 @@ from fairlead.wire.runner import (
     LogsHeader,
     RunnerState,
 )
-from fairlead.wire.shim import (
-    INCARNATION_HEADER,
-    EngineKind,
-    Event,
-    EventType,
-    Health,
-    NodeInfo,
-    TaskInfo,
-    TaskRequest,
-)
+from fairlead.wire.shim import INCARNATION_HEADER, Event, EventType, Health, TaskInfo, TaskRequest
 from runner.client import STATUS_HEARTBEAT
 
 HEARTBEAT_SECONDS = 10.0

@@ -78,8 +78,7 @@ class ChannelTransport(asyncio.Transport):
         """Write; data for a lost connection is dropped, as in every transport. The protocol learns
         of it by `connection_lost`."""
         if not self._closing:
-            # asyncssh raises for a channel that the other side closed a moment ago.
-            # asyncssh raises it for a channel that does not take data any more.
+            # asyncssh raises it for a channel that the other side closed a moment ago.
             with contextlib.suppress(BrokenPipeError):
                 self._channel.write(bytes(data))
 

@@ -124,6 +124,7 @@ def _kill(children: Sequence[int]) -> None:
     A child that may not be signalled, because it has other rights, is waited for.
     """
     for pid in children:
+        # It may end between the two calls, and an empty group is no group (ESRCH, kill(2)).
         with suppress(OSError):
             # A signal to our own group would end this process, too.
             if (group := os.getpgid(pid)) != os.getpgrp():

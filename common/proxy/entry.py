@@ -24,10 +24,10 @@ from common.proxy.browsers.sessions import (
 )
 from common.proxy.browsers.site import Site
 from common.proxy.errors import NOTHING_DONE, LeftToAnother, NoneReached, NoReplica, TooMany
+from common.proxy.figures import MeteredTraffic
 from common.proxy.forwarding import FROM_REPLICA, Forwarded, Forwarder, HangUps, ProxyLimits
 from common.proxy.headers import Client, Target
 from common.proxy.judgement import require_plain
-from common.proxy.metrics import MeteredTraffic
 from common.proxy.outliers import Outliers
 from common.proxy.replicas import Replicas
 from common.proxy.view import Access, Admission, Connect, Service, Services, Traffic
@@ -86,13 +86,13 @@ class Proxy:
         self._elsewhere = elsewhere
         self.replicas = Replicas(connect, outliers)
         self._services = services
-        self.metrics = MeteredTraffic(traffic)
+        self.figures = MeteredTraffic(traffic)
         self._access = access
         self._rates = RateLimits(_now)
         self._browsers = BrowserSessions(_now, sessions)
         logins = LoginSettings(site=settings.site, knows_local=not settings.is_gateway, prove=prove)
         self._login = BrowserLogin(access, self._browsers, logins)
-        self._forwarder = Forwarder(services, self.replicas, self.metrics, settings.limits)
+        self._forwarder = Forwarder(services, self.replicas, self.figures, settings.limits)
         self._limits = settings.limits
         self._domain = settings.domain
         self._client = settings.site.client

@@ -62,7 +62,7 @@ MAX_BODY_BYTES = 2 << 20
 OPENAPI_PATH = "/v1/openapi.json"
 METRICS_PATH = "/metrics"
 SERVICES_METRICS_PATH = "/metrics/services"
-"""The numbers of requests to services that went through this controller's own proxy."""
+"""The figures of requests to services that went through this controller's own proxy."""
 HEALTH_PATH = "/v1/health"
 _OF_THE_API = ("/v1/", "/dashboard/api/", METRICS_PATH)
 _API_HEADERS = {
@@ -131,7 +131,9 @@ def make_app(
 async def _let_go(_ended: web.Application) -> None:
     """Free what only the ended application reaches: all that was live in a lead that is over.
 
-    aiohttp keeps the last 1024 pairs of a handler and its application in a cache of the process.
+    aiohttp keeps the last 1024 pairs of a handler and its application in a cache of the process,
+    and has no public way to empty it. After 20 leads that were lost, with 20 runs, the process had
+    152 MiB with what was kept and 131 MiB without.
     """
     web_app._cached_build_middleware.cache_clear()
 
@@ -223,7 +225,7 @@ def credentials(service: ControllerService) -> Authorise:
     """Return what admits a request by its token."""
 
     def authorise(request: web.Request) -> Credential:
-        return Credential(token=service.gate.token_of(token_of(request)))
+        return Credential(token=service.accounts.gate.token_of(token_of(request)))
 
     return authorise
 
@@ -296,16 +298,16 @@ def _while_allowed(
     task = asyncio.current_task()
     if held is None or task is None or route.media == JSON:
         return nullcontext()
-    return service.gate.until_it_ends(held, task.cancel)
+    return service.accounts.gate.until_it_ends(held, task.cancel)
 
 
 async def _call(
     route: Route, service: ControllerService, request: web.Request, token: StoredToken | None
 ) -> Call:
-    user = None if token is None else service.gate.users[token.user]
+    user = None if token is None else service.accounts.gate.users[token.user]
     paths = dict(request.match_info)
     if user is not None and "run" in paths:
-        paths["run"] = (await service.runs.seen(paths["run"], user)).run.id
+        paths["run"] = (await service.runs.lookup.seen(paths["run"], user)).run.id
     query: object = decode_query(dict(request.query), route.query)
     body: object = None
     if route.body is not None:
@@ -345,15 +347,15 @@ def _metrics(
     """Return the endpoint that Prometheus scrapes with the token of an admin."""
 
     async def metrics(request: web.Request) -> web.StreamResponse:
-        token = service.gate.token_of(token_of(request))
-        require_admin(service.gate.users[token.user], READ_METRICS)
-        page = b"" if only_services else service.numbers.page()
-        return numbers(page + (b"" if proxy is None else proxy.metrics.page()))
+        token = service.accounts.gate.token_of(token_of(request))
+        require_admin(service.accounts.gate.users[token.user], READ_METRICS)
+        page = b"" if only_services else service.figures.page()
+        return figures(page + (b"" if proxy is None else proxy.figures.page()))
 
     return metrics
 
 
-def numbers(page: bytes) -> web.Response:
+def figures(page: bytes) -> web.Response:
     """Return what Prometheus reads."""
     return web.Response(body=page, content_type=TEXT, charset="utf-8")
 

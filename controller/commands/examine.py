@@ -28,7 +28,7 @@ from controller.vault import SECRETS_KEY_NAME
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.configuration.text.source import SourceError
-from fairlead.wire.shim import Finding, FindingLevel
+from fairlead.wire.node import Finding, FindingLevel
 
 _NO_TLS, _NO_BUCKET, _NO_LOGS = TlsOptions(), BucketOptions(), LogOptions()
 _NO_OUTPUTS = OutputOptions()

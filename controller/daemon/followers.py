@@ -178,10 +178,10 @@ async def _follow_log(
     service: ControllerService, run_id: str, attempt_id: str, offset: int
 ) -> AsyncIterator[bytes]:
     """Raises ServiceError, BucketError."""
-    state = await service.runs.get(run_id)
-    attempt = await service.runs.attempt(state, None, attempt_id)
-    await service.kept_logs.require(state, attempt)
-    runs, logs = service.runs, service.logs
+    state = await service.runs.lookup.get(run_id)
+    attempt = await service.runs.lookup.attempt(state, None, attempt_id)
+    await service.jobs.kept_logs.require(state, attempt)
+    runs, logs = service.runs.lookup, service.jobs.logs
     return follow_log(runs, logs, run_id, attempt_id, offset, LOG_REST_SECONDS)
 
 

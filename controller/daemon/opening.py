@@ -160,9 +160,9 @@ def _shipper(
 def _live_parts(
     assembly: Assembly, progress: PullsInProgress, shipper: Shipper | None, disk: Disk | None
 ) -> LiveParts:
-    numbers = [] if shipper is None else [shipper.families]
+    figures = [] if shipper is None else [shipper.families]
     if disk is not None:
-        numbers.append(disk.families)
+        figures.append(disk.families)
     return LiveParts(
         pipeline=assembly.pipeline,
         connect=assembly.nodes.connection,
@@ -172,7 +172,7 @@ def _live_parts(
         autoscaler=assembly.autoscaler,
         gateways=assembly.gateways,
         machines=assembly.machines,
-        numbers=numbers,
+        figures=figures,
         disk=disk,
     )
 

@@ -67,7 +67,7 @@ def make_cloud(name: str, config: ProviderConfig, catalogs: Catalogs) -> Cloud:
     """
     if isinstance(config, AwsProvider):
         with _library_of(name, "aws"):
-            from controller.clouds.aws import AwsCloud
+            from controller.clouds.aws.cloud import AwsCloud
         return AwsCloud(name, config, catalog=catalogs.of("aws", name))
     if isinstance(config, GcpProvider):
         with _library_of(name, "gcp"):
@@ -99,7 +99,7 @@ def require_library(name: str, config: ProviderConfig) -> None:
     """Raise CannotStart when the library of the provider's type is not there."""
     if isinstance(config, AwsProvider):
         with _library_of(name, "aws"):
-            importlib.import_module("controller.clouds.aws")
+            importlib.import_module("controller.clouds.aws.cloud")
     elif isinstance(config, GcpProvider):
         with _library_of(name, "gcp"):
             importlib.import_module("controller.clouds.gcp.cloud")

@@ -235,7 +235,7 @@ async def _controller(
         closing.push_async_callback(end, watch)
         links = await _links_of_followers(options, opened, leading)
         sealed = await _sealed_sessions(options)
-        gate, dashboard = opened.service.gate, opened.dashboard
+        gate, dashboard = opened.service.accounts.gate, opened.dashboard
         proxy = make_proxy(options, opened.assembly, gate, dashboard, sealed)
         closing.callback(proxy.close)
         api = make_runner(
@@ -253,7 +253,7 @@ async def _controller(
         closing.push_async_callback(api.cleanup)
         if opened.join is not None:
             now = asyncio.get_running_loop().time
-            registrations = opened.service.registrations
+            registrations = opened.service.machines.registrations
             joining = make_join_runner(registrations, now, shutdown_timeout=ending)
             closing.push_async_callback(joining.cleanup)
             await listen_for_nodes(joining, opened.join)

@@ -33,7 +33,11 @@ async def run(options: Options, opened: Opened, leading: Leading) -> None:
 
     retention = Retention(stores.store, stores.logs, stores.outputs, clock, options.keep, live_runs)
     sampler = MetricSampler(
-        service.metrics, service.metric_history, clock, live_runs, bucket=opened.metric_bucket
+        service.jobs.metrics,
+        service.jobs.metric_history,
+        clock,
+        live_runs,
+        bucket=opened.metric_bucket,
     )
     uploads = uploads_of(options, stores.outputs)
     try:
@@ -44,7 +48,7 @@ async def run(options: Options, opened: Opened, leading: Leading) -> None:
             group.create_task(_until_lost(lease, opened.assembly), name="lease")
             group.create_task(_tidy_blobs(opened.assembly, stores), name="blobs")
             group.create_task(retention.run(), name="retention")
-            group.create_task(_settle_costs(service.costs), name="costs")
+            group.create_task(_settle_costs(service.machines.costs), name="costs")
             group.create_task(sampler.run(), name="metrics")
             group.create_task(stores.logs.join_ended(), name="logs")
             if opened.shipper is not None:

@@ -16,7 +16,7 @@ from controller.store import schema
 from controller.store.base import ROOM_BYTES, Peer, is_full
 from controller.store.examination import DatabaseFacts
 from controller.store.sqlite import DATABASE_NAME
-from fairlead.wire.shim import Finding, FindingLevel
+from fairlead.wire.node import Finding, FindingLevel
 
 MIN_SERVER = 13
 _GIB = 1 << 30

@@ -124,7 +124,7 @@ class _Feed:
             await self._response.write(encoded(message))
 
     async def _tell_changes(self) -> None:
-        runs = self._service.runs
+        runs = self._service.runs.lookup
         async with runs.changes(None) as changed:
             known = runs.revision
             await self._tell(Begun(self._changes.started, known, self._changes.broken))
@@ -155,7 +155,7 @@ class _Feed:
     async def _tell_lines(self, run_id: str, run: _Run) -> None:
         """Return after the run's last line. Raises ServiceError, StoreError."""
         last = b""
-        async with self._service.runs.watch(run_id) as watch:
+        async with self._service.runs.lookup.watch(run_id) as watch:
             run.watch = watch
             while True:
                 if not await watch.wait(HEARTBEAT_SECONDS):

@@ -19,7 +19,7 @@ from aiohttp.typedefs import Handler, Middleware
 from common.http import HEAD_SECONDS, is_our_failure
 from common.proxy.entry import tidy
 from common.proxy.headers import LOCAL_DOMAIN, service_of_host
-from controller.api.app import HEALTH_PATH, SERVICES_METRICS_PATH, not_for_tabs, numbers
+from controller.api.app import HEALTH_PATH, SERVICES_METRICS_PATH, figures, not_for_tabs
 from controller.api.http.errors import as_response, nobody_leads
 from controller.api.http.leaving import Leaving
 from controller.api.http.origins import host_of
@@ -61,7 +61,7 @@ class ServicesHere(Protocol):
     async def close(self) -> None: ...
     def takes(self, request: web.Request) -> bool: ...
     async def answer(self, request: web.Request) -> web.StreamResponse: ...
-    async def numbers(self, request: web.Request) -> bytes:
+    async def figures(self, request: web.Request) -> bytes:
         """Return those of its requests, for an admin. Raises ServiceError, StoreError."""
 
 
@@ -245,7 +245,7 @@ class _Endpoints:
         """Not the leader's, which are at its own address."""
         if self._services is None or not self._is_ours(request):
             return await self._forwarder.forward(request)
-        return numbers(await self._services.numbers(request))
+        return figures(await self._services.figures(request))
 
     def here(self, answer: Answer) -> Answer:
         """Return what answers here, or by the leader if `answer` says so."""

@@ -29,7 +29,7 @@ from controller.forwarding.leader_links import (
     NoLink,
     as_its_client_sent_it,
 )
-from fairlead.wire.actions import ORDER_KEY, SETTING_PATH, new_order_key
+from fairlead.connections.order_keys import ORDER_KEY, SETTING_PATH, new_order_key
 
 _MAX_BODY = 1 << 62
 """The leader knows what is too large."""

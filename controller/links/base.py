@@ -13,6 +13,8 @@ from typing import Protocol
 
 from common.streams import PortStream
 from controller.links.listening import ListeningRunners
+from fairlead.wire.job import SubmitRequest
+from fairlead.wire.node import AllocationInfo, Finding, HostKey, NodeInfo, NodeMetrics
 from fairlead.wire.runner import (
     AgainAnswer,
     AgainRequest,
@@ -22,19 +24,13 @@ from fairlead.wire.runner import (
     RunnerHealth,
     SignalRequest,
     StatusEvent,
-    SubmitRequest,
 )
 from fairlead.wire.shim import (
-    AllocationInfo,
     DrainRequest,
     Event,
     ExposedPort,
     Fence,
-    Finding,
     Health,
-    HostKey,
-    NodeInfo,
-    NodeMetrics,
     TaskInfo,
     TaskRequest,
     TerminateRequest,

@@ -10,7 +10,7 @@ from controller.logs.segments import READ_BYTES, Position, Written
 
 MAX_BYTES = 8 << 20
 """Of all logs together; what is older is on the disk alone."""
-_LEAST = 4096
+_MIN_PIECE = 4096
 """A smaller piece counts as this much, so that there are not too many."""
 
 
@@ -27,7 +27,7 @@ class NewestPieces:
         # A reader takes no more than this at once from the disk, and holds it while it sends.
         if len(written.data) <= READ_BYTES:
             self._pieces[attempt_id, written.position] = written
-            self._size += max(len(written.data), _LEAST)
+            self._size += max(len(written.data), _MIN_PIECE)
         while self._size > MAX_BYTES:
             self._drop(next(iter(self._pieces)))
 
@@ -56,4 +56,4 @@ class NewestPieces:
                 self._drop(key)
 
     def _drop(self, key: tuple[str, Position]) -> None:
-        self._size -= max(len(self._pieces.pop(key).data), _LEAST)
+        self._size -= max(len(self._pieces.pop(key).data), _MIN_PIECE)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from controller.aio import Flag
 from controller.logs import parts, segments, windows
-from controller.logs.copies import Copy
+from controller.logs.copies import Copies
 from controller.logs.newest import NewestPieces
 from controller.logs.parts import LogBucket, PartWriter
 from controller.logs.search import LogSearch, Wanted, search
@@ -36,10 +34,6 @@ HearStored = Callable[[str, list[Frame]], None]
 
 THREADS = 4
 BUCKET_THREADS = 8
-SLOW_SECONDS = 5.0
-"""A bucket that failed after so long doesn't answer."""
-AWAY_SECONDS = 10.0
-"""Readers are refused at once for so long then: each of them would else wait, one after another."""
 SMALL_BYTES = 16 << 10
 """A larger piece is sent at once: a reader's rests would hold up a log that comes fast."""
 REMEMBERED_LOGS = 16
@@ -193,14 +187,19 @@ class LogStore:
         self.stored = stored
         self._folder = folder
         self._bucket = bucket
-        self._copies: dict[str, Copy] = {}
         self._writers: dict[str, LogWriter] = {}
         self._ended: asyncio.Queue[str] = asyncio.Queue()
-        self._away_until = -math.inf
-        self._why_away = ""
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="logs")
         # Of its own: what waits for a slow bucket keeps no log from the disk.
         self._bucket_threads = BucketThreads(BUCKET_THREADS, "log-parts")
+        self._copies = Copies(
+            bucket,
+            self.folder_of,
+            self._pool,
+            self._bucket_threads,
+            is_written=lambda attempt_id: attempt_id in self._writers,
+            renewed=self._copy_renewed,
+        )
         self._follows: dict[str, _Follow] = {}
         self._newest = NewestPieces()
         self._lately_final: dict[str, None] = {}
@@ -259,13 +258,7 @@ class LogStore:
 
     async def part_writer(self, attempt_id: str) -> PartWriter | None:
         """Return what puts this log into the bucket; None: there is no bucket."""
-        if self._bucket is None:
-            return None
-        folder, copy = self.folder_of(attempt_id), self._copy(attempt_id)
-        async with copy.lock:
-            await self._settle(self._bucket, attempt_id, copy)
-            await self.in_thread(parts.begin_at, folder, copy.end)
-            return PartWriter(self._bucket, folder, attempt_id, copy.end)
+        return await self._copies.writer(attempt_id)
 
     def closed(self, attempt_id: str, writer: LogWriter) -> None:
         self._newest.forget(attempt_id)
@@ -274,7 +267,7 @@ class LogStore:
             if writer.waiting and attempt_id in self._refused:
                 self._left[attempt_id] = writer.waiting
             # The next writer begins where the bucket ends then.
-            self._copy(attempt_id).is_settled = False
+            self._copies.of(attempt_id).is_settled = False
 
     async def complete(self, attempt_id: str) -> None:
         """Record durably that no byte will follow; readers come to their end."""
@@ -292,7 +285,7 @@ class LogStore:
             attempt_id = await self._ended.get()
             assert self._bucket is not None
             try:
-                await self._filled(attempt_id)
+                await self._copies.fill(attempt_id)
                 folder = self.folder_of(attempt_id)
                 await self.in_bucket_thread(parts.join, self._bucket, folder, attempt_id)
             # Apart they are read as well: joined, a long log only costs fewer questions.
@@ -311,19 +304,13 @@ class LogStore:
     async def _has(self, attempt_id: str, path: Path) -> bool:
         # What is here is in the bucket, or older than that.
         if self._bucket is not None and not await self.in_thread(path.exists):
-            await self._settled(attempt_id)
+            await self._copies.settle(attempt_id)
         return await self.in_thread(path.exists)
 
     async def reach(self, attempt_id: str) -> None:
         """Raise BucketError if neither this disk nor the bucket gives the log now. Ask before an
         answer begins, which could only break."""
-        folder = self.folder_of(attempt_id)
-        if self._bucket is None or await self.in_thread(parts.is_final, folder):
-            return
-        copy = self._copy(attempt_id)
-        async with copy.lock:
-            if not await self.in_thread(parts.is_whole, folder):
-                await self._ask(copy, self._bucket.parts, attempt_id)
+        await self._copies.reach(attempt_id)
 
     async def sweep(self, needed: Collection[str], written_before: float) -> int:
         """Remove the logs of attempts that are not `needed` and were last written before then (Unix
@@ -340,74 +327,6 @@ class LogStore:
                 log.warning("expired logs stay in their bucket for now: %s", error)
         return removed
 
-    async def _settled(self, attempt_id: str) -> None:
-        """Make sure that the copy here is not older than the bucket."""
-        if self._bucket is not None:
-            copy = self._copy(attempt_id)
-            async with copy.lock:
-                await self._settle(self._bucket, attempt_id, copy)
-
-    async def _settle(self, bucket: LogBucket, attempt_id: str, copy: Copy) -> None:
-        # A writer keeps the copy newer than the bucket.
-        if not copy.is_settled and attempt_id not in self._writers:
-            folder = self.folder_of(attempt_id)
-            settling = self._ask(copy, parts.settle, bucket, folder, attempt_id, copy.drop)
-            copy.end = await settling
-            copy.is_settled = True
-            # If the copy was dropped, its index leads nowhere, and its readers must not wait.
-            self._known.pop(attempt_id, None)
-            self.wake(attempt_id)
-
-    async def _filled(self, attempt_id: str) -> None:
-        """Fetch what this disk lacks of the log."""
-        folder = self.folder_of(attempt_id)
-        if self._bucket is None or await self.in_thread(parts.is_final, folder):
-            return
-        copy = self._copy(attempt_id)
-        async with copy.lock:
-            try:
-                await self._settle(self._bucket, attempt_id, copy)
-                if not await self.in_thread(parts.is_whole, folder):
-                    await self._ask(copy, parts.fill, self._bucket, folder, attempt_id)
-            except BucketError:
-                # A bucket that is away keeps nobody from what is here.
-                if not await self.in_thread(parts.is_whole, folder):
-                    raise
-
-    def _copy(self, attempt_id: str) -> Copy:
-        """Return what is known of the copy; those that were asked for longest ago are forgotten."""
-        copy = self._copies.pop(attempt_id, None) or Copy()
-        self._copies[attempt_id] = copy
-        if len(self._copies) > REMEMBERED_FINALS:
-            oldest = next(iter(self._copies))
-            if not self._copies[oldest].is_in_use:
-                del self._copies[oldest]
-        return copy
-
-    async def _ask(self, copy: Copy, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a call that asks the bucket about a copy, whose lock is held.
-
-        Its thread goes on when the caller is cancelled, as by a reader that leaves. Two at once
-        would mix their files, so the next call waits for that thread.
-        """
-        while copy.running is not None and not copy.running.done():
-            # Its own caller gets the error; only its end matters here.
-            with contextlib.suppress(Exception):
-                await asyncio.wrap_future(copy.running)
-        began = time.monotonic()
-        if began < self._away_until:
-            raise BucketError(self._why_away)
-        copy.running = running = self._bucket_threads.submit(call, *args, **kwargs)
-        try:
-            return await asyncio.wrap_future(running)
-        except BucketError as error:
-            ended = time.monotonic()
-            # A refusal at once costs no time. A bucket that is slow to fail would hold up each
-            # caller.
-            if ended - began >= SLOW_SECONDS:
-                self._away_until, self._why_away = ended + AWAY_SECONDS, str(error)
-            raise
-
     def finish(self, attempt_id: str) -> None:
         """End the attempt's readers after what is stored: the attempt is final."""
         self._refused.discard(attempt_id)
@@ -421,8 +340,8 @@ class LogStore:
 
     async def read(self, attempt_id: str, offset: int) -> AsyncGenerator[bytes, None]:
         """Yield whole frames, from `offset` to what is stored now."""
-        await self._filled(attempt_id)
-        require_kept = self._copy(attempt_id).kept()
+        await self._copies.fill(attempt_id)
+        require_kept = self._copies.of(attempt_id).kept()
         async for piece in read_from(self._pool, self.folder_of(attempt_id), offset):
             require_kept()
             yield piece
@@ -433,8 +352,8 @@ class LogStore:
     ) -> AsyncGenerator[bytes, None]:
         """Yield as `read` does, then what is added, until the log is complete or the attempt
         final. `rest`: seconds after a small piece in which more is gathered."""
-        await self._filled(attempt_id)
-        require_kept, folder = self._copy(attempt_id).kept(), self.folder_of(attempt_id)
+        await self._copies.fill(attempt_id)
+        require_kept, folder = self._copies.of(attempt_id).kept(), self.folder_of(attempt_id)
         follow = self._follows.setdefault(attempt_id, _Follow())
         event = Flag()
         follow.readers.add(event)
@@ -471,13 +390,13 @@ class LogStore:
                 self._newest.forget(attempt_id)
 
     async def window(self, attempt_id: str, query: WindowQuery) -> LogWindow:
-        await self._filled(attempt_id)
+        await self._copies.fill(attempt_id)
         known, folder = self._know(attempt_id), self.folder_of(attempt_id)
         return await self.in_thread(windows.window, known, folder, query)
 
     async def search(self, attempt_id: str, wanted: Wanted, offset: int, most: int) -> LogSearch:
         """Search a bounded part of the log from `offset` on."""
-        await self._filled(attempt_id)
+        await self._copies.fill(attempt_id)
         known, folder = self._know(attempt_id), self.folder_of(attempt_id)
         return await self.in_thread(search, known, folder, wanted, offset, most)
 
@@ -495,6 +414,11 @@ class LogStore:
             if written is not None:
                 self._newest.add(attempt_id, written)
             follow.wake()
+
+    def _copy_renewed(self, attempt_id: str) -> None:
+        # If the copy was dropped, its index leads nowhere, and its readers must not wait.
+        self._known.pop(attempt_id, None)
+        self.wake(attempt_id)
 
     def forget_newest(self, attempt_id: str) -> None:
         """Let the log's readers ask the disk."""

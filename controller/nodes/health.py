@@ -10,7 +10,8 @@ import msgspec
 from controller.clock import iso
 from controller.lifecycle.model import Node, NodeCapacity, NodeGpu
 from controller.pipelines import from_node
-from fairlead.wire.shim import Health, NodeInfo, Recall, TaskInfo, TaskReason, TaskStatus
+from fairlead.wire.node import NodeInfo, Recall
+from fairlead.wire.shim import Health, TaskInfo, TaskReason, TaskStatus
 
 SHIM_API = "v1"
 MIN_DISK = 1 << 30

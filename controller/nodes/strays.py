@@ -26,7 +26,8 @@ from controller.pipelines.to_node import AttemptContext, RetryLater
 from controller.store.base import Store
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AllocationState
 from fairlead.wire.amounts import amounts_of
-from fairlead.wire.shim import AllocationInfo, Fence, TaskInfo, TaskStatus, TerminateRequest
+from fairlead.wire.node import AllocationInfo
+from fairlead.wire.shim import Fence, TaskInfo, TaskStatus, TerminateRequest
 from shim.client import ShimError, ShimUnavailable
 
 log = logging.getLogger(__name__)

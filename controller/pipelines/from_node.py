@@ -14,20 +14,13 @@ from controller.lifecycle import reports
 from controller.lifecycle.inventory import NodeAllows, NodeImage
 from controller.lifecycle.model import NodeCapacity, NodeGpu
 from fairlead.model.reasons import Reason
-from fairlead.wire import shim as shim_schemas
+from fairlead.wire import node as node_schemas
 from fairlead.wire.amounts import amounts_of
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.engine_abilities import KNOWN_TO_ALL, EngineAbility
+from fairlead.wire.node import NEARNESS, GpuInfo, GpuLink, HostNetwork, NodeInfo
 from fairlead.wire.runner import ExitRecord, StartEnd
-from fairlead.wire.shim import (
-    NEARNESS,
-    GpuInfo,
-    GpuLink,
-    HostNetwork,
-    NodeInfo,
-    TaskInfo,
-    TaskStatus,
-)
+from fairlead.wire.shim import TaskInfo, TaskStatus
 
 MAX_MESSAGE = 2000
 _MAX_IMAGES = 64
@@ -226,7 +219,7 @@ def _images(info: NodeInfo) -> tuple[NodeImage, ...] | None:
     )
 
 
-def _allows(allows: shim_schemas.NodeAllows) -> NodeAllows:
+def _allows(allows: node_schemas.NodeAllows) -> NodeAllows:
     return NodeAllows(
         privileged=allows.privileged,
         raw_sockets=allows.raw_sockets,

@@ -13,15 +13,8 @@ from fairlead.configuration.text.stored_secrets import resolved
 from fairlead.configuration.values.sweep import filled
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES
 from fairlead.model.sweep import Value
-from fairlead.wire.runner import (
-    ClusterInfo,
-    ClusterKey,
-    Files,
-    GangInfo,
-    JobProgram,
-    SubmitRequest,
-)
-from fairlead.wire.runner import JobSpec as RunnerJob
+from fairlead.wire.job import ClusterInfo, ClusterKey, Files, GangInfo, JobProgram, SubmitRequest
+from fairlead.wire.job import JobSpec as RunnerJob
 from fairlead.wire.shim import (
     ContainerOptions,
     GpuRequest,

@@ -107,7 +107,7 @@ class _Marks:
 
     @property
     def broken(self) -> Mapping[str, int]:
-        return {"Nodes": len(self._service.faults.broken_nodes())}
+        return {"Nodes": len(self._service.machines.faults.broken_nodes())}
 
     def changes(self, key: str | None) -> Watch:
         raise NeedsLeader

@@ -16,7 +16,6 @@ from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
 from controller.disk import Disk
 from controller.gateways.manager import GatewayManager
-from controller.lifecycle.model import RunState
 from controller.logs.store import LogStore
 from controller.machines.manager import MachineManager
 from controller.metric_history import MetricHistory
@@ -44,7 +43,7 @@ from controller.service.machines.providers import ProviderService
 from controller.service.machines.registrations import RegistrationService
 from controller.service.machines.rented import RentedService
 from controller.service.machines.user_data import JoinPoint
-from controller.service.prometheus import ControllerNumbers
+from controller.service.prometheus import ControllerFigures
 from controller.service.runs.actions import ActionService
 from controller.service.runs.blobs import BlobService
 from controller.service.runs.deployments import DeploymentService
@@ -87,7 +86,7 @@ class LiveParts(msgspec.Struct, frozen=True, kw_only=True):
     autoscaler: Autoscaler
     gateways: GatewayManager
     machines: MachineManager | None = None
-    numbers: Sequence[Callable[[], Iterable[Metric]]] = ()
+    figures: Sequence[Callable[[], Iterable[Metric]]] = ()
     """What Prometheus is shown besides."""
     disk: Disk | None = None
     """The one of the data folder; None: nobody measures it."""
@@ -111,7 +110,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ControllerService:
-    """The services by subject. `host_keys` asks SSH servers for their keys."""
+    """The services by subject, as their rooms are. `host_keys` asks SSH servers for their keys."""
 
     def __init__(
         self,
@@ -126,54 +125,55 @@ class ControllerService:
         clock: Clock,
         chance: Chance,
     ) -> None:
-        pipeline, store = parts.pipeline, stores.store
-
-        def live_runs() -> Iterable[RunState]:
-            return pipeline.runs.values()
-
-        self._store = store
-        self.disk = parts.disk
-        self.gate = gate
+        pipeline = parts.pipeline
+        self._store = stores.store
         self.clock = clock
-        self.node_key = settings.node_key
-        self.progress = parts.progress
+        self.disk = parts.disk
         self.started = secrets.token_hex(4)
         """Differs for each start of a controller: its revisions begin again."""
-        self.login_links = LoginLinks(gate, clock)
-        self.logs = stores.logs
-        self.kept_logs = KeptLogs(stores.logs, clock, settings.logs_kept_for)
-        self.outputs = OutputService(stores.outputs, clock, settings.outputs_kept_for)
-        self.blobs = BlobService(stores.blobs)
-        self.metric_history = metric_history
-        self.numbers = ControllerNumbers(
-            pipeline,
-            clock,
-            stores.outputs,
-            stores.logs,
-            (*parts.numbers, lambda: self.rented.numbers()),
-        )
-        self._of_accounts(pipeline, store, vault, live_runs)
+        self.accounts = AccountServices(stores.store, pipeline, gate, vault, clock)
         self.gateways = GatewayService(
             gateways=parts.gateways,
             routes=parts.routes,
             clock=clock,
             host_keys=host_keys,
-            live_runs=live_runs,
+            live_runs=pipeline.runs.values,
             own_url=settings.service_url,
         )
         gate.listen(parts.gateways.revoked)
-        self._of_runs(stores, parts, settings, clock, chance)
-        self._of_nodes(parts, settings, vault, host_keys, clock, chance)
-        self.costs = CostService(pipeline, self.rented, store, clock)
+        self.runs = RunServices(
+            stores, parts, settings.defaults, self.accounts, self.gateways, clock, chance
+        )
+        self.jobs = JobServices(
+            stores, parts.connect, settings, self.runs.lookup, metric_history, clock
+        )
+        self.machines = MachineServices(
+            stores.store, parts, settings, self.runs.lookup, vault, host_keys, clock, chance
+        )
+        self.figures = ControllerFigures(
+            pipeline,
+            clock,
+            stores.outputs,
+            stores.logs,
+            (*parts.figures, self.machines.rented.families),
+        )
 
-    def _of_accounts(
-        self,
-        pipeline: RunPipeline,
-        store: Store,
-        vault: Vault,
-        live_runs: Callable[[], Iterable[RunState]],
+    async def controllers(self, user: User) -> Sight | None:
+        """Return the controllers that share the database; None: it is not shared. Raises Forbidden,
+        StoreUnavailable."""
+        require_admin(user, "list controllers")
+        return await self._store.peers()
+
+
+class AccountServices:
+    """Users and what lets them in, and the secrets and keys that they keep."""
+
+    def __init__(
+        self, store: Store, pipeline: RunPipeline, gate: Gate, vault: Vault, clock: Clock
     ) -> None:
-        gate, clock = self.gate, self.clock
+        live_runs = pipeline.runs.values
+        self.gate = gate
+        self.login_links = LoginLinks(gate, clock)
         self.secrets = SecretService(store=store, vault=vault, gate=gate, clock=clock)
         self.service_keys = ServiceKeys(store=store, gate=gate, clock=clock, live_runs=live_runs)
         self.users = UserService(
@@ -185,65 +185,98 @@ class ControllerService:
             committed=vault.apply,
         )
 
-    async def controllers(self, user: User) -> Sight | None:
-        """Return the controllers that share the database; None: it is not shared. Raises Forbidden,
-        StoreUnavailable."""
-        require_admin(user, "list controllers")
-        return await self._store.peers()
 
-    def _of_runs(
-        self, stores: Stores, parts: LiveParts, settings: Settings, clock: Clock, chance: Chance
+class RunServices:
+    """Runs from their submission to their end."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        parts: LiveParts,
+        defaults: Defaults,
+        accounts: AccountServices,
+        gateways: GatewayService,
+        clock: Clock,
+        chance: Chance,
     ) -> None:
-        pipeline, store, connect = parts.pipeline, stores.store, parts.connect
-        self.runs = RunService(pipeline=pipeline, store=store, progress=parts.progress)
-        self.metrics = MetricsService(self.runs, connect)
-        self.actions = ActionService(pipeline, self.runs)
+        pipeline = parts.pipeline
+        self.progress = parts.progress
+        self.lookup = RunService(pipeline=pipeline, store=stores.store, progress=parts.progress)
+        self.blobs = BlobService(stores.blobs)
+        self.actions = ActionService(pipeline, self.lookup)
         self.submissions = SubmissionService(
             pipeline=pipeline,
-            store=store,
+            store=stores.store,
             clock=clock,
             chance=chance,
-            defaults=settings.defaults,
+            defaults=defaults,
             blobs=stores.blobs,
             outputs=stores.outputs,
-            runs=self.runs,
-            gate=self.gate,
-            secrets=self.secrets,
-            gateways=self.gateways,
+            runs=self.lookup,
+            gate=accounts.gate,
+            secrets=accounts.secrets,
+            gateways=gateways,
         )
-        self.sweeps = SweepService(pipeline, self.runs, self.submissions)
+        self.sweeps = SweepService(pipeline, self.lookup, self.submissions)
         self.deployments = DeploymentService(
             pipeline=pipeline,
-            runs=self.runs,
+            runs=self.lookup,
             submissions=self.submissions,
             clock=clock,
             traffic=parts.traffic,
             autoscaler=parts.autoscaler,
         )
-        self.starting_again = StartAgainService(pipeline, self.runs, self.submissions, clock)
-        self.explanations = ExplainService(pipeline, self.runs, clock)
+        self.starting_again = StartAgainService(pipeline, self.lookup, self.submissions, clock)
+        self.explanations = ExplainService(pipeline, self.lookup, clock)
         self.plans = PlanService(pipeline, self.submissions, clock)
-        self.ports = PortService(self.runs, through_runners(connect))
         self.queue = QueueService(pipeline, clock)
-        self.terminals = TerminalService(self.runs, self.ports, settings.terminal_secret)
-        self.faults = FaultService(pipeline, self.runs, store)
 
-    def _of_nodes(
+
+class JobServices:
+    """What single jobs have: logs, outputs, metrics, ports and terminals."""
+
+    def __init__(
         self,
+        stores: Stores,
+        connect: Connect,
+        settings: Settings,
+        runs: RunService,
+        metric_history: MetricHistory,
+        clock: Clock,
+    ) -> None:
+        self.logs = stores.logs
+        self.kept_logs = KeptLogs(stores.logs, clock, settings.logs_kept_for)
+        self.outputs = OutputService(stores.outputs, clock, settings.outputs_kept_for)
+        self.metrics = MetricsService(runs, connect)
+        self.metric_history = metric_history
+        self.ports = PortService(runs, through_runners(connect))
+        self.terminals = TerminalService(runs, self.ports, settings.terminal_secret)
+
+
+class MachineServices:
+    """Nodes, fleets and rented machines, what they cost, and what is broken there."""
+
+    def __init__(
+        self,
+        store: Store,
         parts: LiveParts,
         settings: Settings,
+        runs: RunService,
         vault: Vault,
         host_keys: HostKeys,
         clock: Clock,
         chance: Chance,
     ) -> None:
         pipeline, connect = parts.pipeline, parts.connect
+        self.node_key = settings.node_key
         self.nodes = NodeService(pipeline, clock, chance, host_keys)
         self.registrations = RegistrationService(
             self.nodes, pipeline, clock, chance, settings.node_key, settings.join
         )
         self.fleets = FleetService(pipeline, clock, vault)
         self.rented = RentedService(pipeline, self.fleets, clock, parts.machines)
+        self.costs = CostService(pipeline, self.rented, store, clock)
         self.providers = ProviderService(chance, clock, parts.machines)
         self.doctor = DoctorService(self.nodes, connect)
         self.gpus = GpuService(self.nodes, pipeline, connect)
+        self.faults = FaultService(pipeline, runs, store)

@@ -1,4 +1,4 @@
-"""The controller's own numbers for Prometheus: what lives and waits, and how long things took.
+"""The controller's own figures for Prometheus: what lives and waits, and how long things took.
 
 What is there now is counted when it is asked for. How long things took is observed at each commit,
 from the moment when this controller started.
@@ -28,7 +28,7 @@ _WAITS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0
 _PASSES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
-class ControllerNumbers:
+class ControllerFigures:
     """Listens to turns; `page` is what Prometheus reads, with `more` families of others."""
 
     def __init__(
@@ -74,7 +74,7 @@ class ControllerNumbers:
         pipeline.observe_passes(self._passes.observe)
 
     def page(self) -> bytes:
-        """Return the numbers in the text format of Prometheus."""
+        """Return the figures in the text format of Prometheus."""
         return generate_latest(self._registry)
 
     def committed(self, touched: Sequence[RunState]) -> None:

@@ -117,13 +117,13 @@ class FollowerServices:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         return await self._proxy.answer(request)
 
-    async def numbers(self, request: web.Request) -> bytes:
-        """Return the numbers of the requests that went through here, for Prometheus. Raises
+    async def figures(self, request: web.Request) -> bytes:
+        """Return the figures of the requests that went through here, for Prometheus. Raises
         Unauthenticated, Forbidden, StoreError."""
         proof = proof_of(request, self._clock)
         async with self._store.moment() as moment:
             require_admin(await proof.user(moment, self._clock), READ_METRICS)
-        return self._proxy.metrics.page()
+        return self._proxy.figures.page()
 
     # -- what is reported (`follower.Carried`) --------------------------------------------------
 

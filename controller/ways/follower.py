@@ -229,6 +229,7 @@ class WaysSession:
                 pass
 
     async def _send_on(self, connection: ReplicaConnection) -> None:
+        # A broken connection ends the reading side too, which begins the session again.
         with contextlib.suppress(UpstreamError):
             while True:
                 for counted in self._counted():

@@ -11,25 +11,22 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from aiohttp import web
 
-from common.proxy.browsers.cookies import set_cookie
 from common.proxy.browsers.site import Site
-from common.proxy.errors import TooMany
-from common.rate_limiter import RateLimiter
-from common.refusals import Forbidden, NotFound, ServiceError, Unauthenticated
+from common.refusals import NotFound, ServiceError, Unauthenticated
 from controller.api.app import add_routes
 from controller.api.http.errors import as_response
 from controller.service import ControllerService
 from controller.service.accounts.users import Credential
-from controller.store.accounts import StoredToken
 from controller.store.errors import StoreError
 from controller.web import live, sessions
 from controller.web.assets import STATIC_PATH, Assets, installed
+from controller.web.login import FIRST_PATH, LOGIN_PATH, Login
 from controller.web.opening import Opening
-from controller.web.page import Done, Page, PageRoute, Renderer, Section, Visit
+from controller.web.page import Done, Page, PageRoute, Renderer, Section, Visit, theme_of
 from controller.web.pages import (
     costs,
     dev_environments,
@@ -43,14 +40,7 @@ from controller.web.pages import (
     services,
     sweeps,
 )
-from controller.web.sessions import (
-    ASKED_COOKIE,
-    ASKED_SECONDS,
-    COOKIE,
-    PATH,
-    SESSION_SECONDS,
-    Sessions,
-)
+from controller.web.sessions import PATH, Sessions
 from controller.web.shared import Fragment, SharedFragments
 from fairlead.wire.errors import Refused
 
@@ -96,10 +86,8 @@ HEADERS = {
 }
 """NEL: browsers forget a policy that a service set here, when it could."""
 ENTER_PATH = PATH + "/enter"
-_MAX_FORM = 64 << 10
 _MAX_MESSAGE = 1000
 """Characters of what an act has done, in a header, of which followers take 8,190 bytes."""
-_TRY_SECONDS, _TRIES = 2.0, 10
 _Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -130,21 +118,21 @@ class Dashboard:
         self._service = service
         self._assets = installed() if assets is None else assets
         self._renderer = Renderer(self._assets)
-        self._sessions = Sessions(key, service.gate, service.clock, self._client)
-        self._shared = SharedFragments(service.runs.changes(None), now)
+        self._sessions = Sessions(key, service.accounts.gate, service.clock, self._client)
+        self._shared = SharedFragments(service.runs.lookup.changes(None), now)
         self._changes = changes or live.OwnChanges(service)
         self._variant = variant
         self._marks = live.Marks(self._changes)
-        self._tries = RateLimiter(now, every=_TRY_SECONDS, burst=_TRIES)
+        self._login = Login(service.accounts, self._sessions, self._renderer, self._client, now)
 
     def mount(self, app: web.Application) -> None:
         """Add the dashboard's routes to the API's application."""
         router = app.router
         router.add_get(STATIC_PATH, self._static)
-        router.add_get(ENTER_PATH, self._headed(self._enter_page))
-        router.add_post(ENTER_PATH, self._headed(self._enter))
-        router.add_post(ENTER_PATH + "/who", self._headed(self._who_enters))
-        router.add_post(PATH + "/login", self._headed(self._log_in))
+        router.add_get(ENTER_PATH, self._headed(self._login.ask_for_link))
+        router.add_post(ENTER_PATH, self._headed(self._login.with_link))
+        router.add_post(ENTER_PATH + "/who", self._headed(self._login.who))
+        router.add_post(LOGIN_PATH, self._headed(self._login.with_token))
         router.add_post(PATH + "/logout", self._headed(self._log_out))
         router.add_get(PATH + "/open/{service}", self._headed(self._open_service))
         router.add_get(PATH + "/stream", self._headed(self._stream))
@@ -163,12 +151,12 @@ class Dashboard:
 
     @property
     def _first(self) -> dict[str, _Endpoint]:
-        first = _moved(PATH + "/runs")
+        first = _moved(FIRST_PATH)
         return {
             "/": first,
             PATH: first,
             PATH + "/": first,
-            PATH + "/login": self._headed(self._login_page),
+            LOGIN_PATH: self._headed(self._login.ask),
             PATH + "/session": self._headed(self._session),
         }
 
@@ -241,7 +229,7 @@ class Dashboard:
         task = asyncio.current_task()
         if task is None or (request.method == "GET" and "Upgrade" not in request.headers):
             return nullcontext()
-        return self._service.gate.until_it_ends(held, task.cancel)
+        return self._service.accounts.gate.until_it_ends(held, task.cancel)
 
     def _visit(self, request: web.Request, *, is_part: bool) -> Visit:
         cookie = self._sessions.cookie_of(request)
@@ -253,7 +241,7 @@ class Dashboard:
         return Visit(
             request=request,
             service=self._service,
-            user=self._service.gate.users[held.token.user],
+            user=self._service.accounts.gate.users[held.token.user],
             credential=held,
             page_token=self._sessions.page_token(cookie),
             mark=self._marks.now(),
@@ -268,7 +256,7 @@ class Dashboard:
         return held
 
     def _context(self, visit: Visit, page: Page) -> dict[str, Any]:
-        rents = self._service.rented.is_renting
+        rents = self._service.machines.rented.is_renting
         sections = [
             one
             for one in SECTIONS
@@ -285,7 +273,7 @@ class Dashboard:
             "broken": self._changes.broken,
             "now": self._service.clock.now(),
             "here": visit.request.path_qs,
-            "theme": _theme(visit.request),
+            "theme": theme_of(visit.request),
             "beside": False,
             **page.context,
         }
@@ -302,10 +290,10 @@ class Dashboard:
 
     def _refusal(self, request: web.Request, error: Exception) -> web.Response:
         if isinstance(error, Unauthenticated) and sessions.came_from_elsewhere(request):
-            return self._plain_page("again.html", {"there": sessions.once_more(request)}, 200)
+            return self._renderer.plain("again.html", {"there": sessions.once_more(request)}, 200)
         if isinstance(error, Unauthenticated) and _is_opened(request):
             there = quote(request.path_qs, safe="")
-            return web.Response(status=303, headers={"Location": f"{PATH}/login?next={there}"})
+            return web.Response(status=303, headers={"Location": f"{LOGIN_PATH}?next={there}"})
         answer = as_response(request, error)
         if not _is_opened(request):
             return answer
@@ -321,20 +309,14 @@ class Dashboard:
             self._site.require_unread(self._client(request))
             visit = self._visit(request, is_part=False)
         except ServiceError:
-            context = {**context, "theme": _theme(request)}
-            return self._plain_page("refused_stranger.html", context, status)
+            context = {**context, "theme": theme_of(request)}
+            return self._renderer.plain("refused_stranger.html", context, status)
         page = Page(template="refused.html", title=context["what"], context=context, status=status)
         return self._rendered(visit, page, is_part=False)
 
     async def _missing(self, request: web.Request) -> web.StreamResponse:
         self._visit(request, is_part=not _is_opened(request))
         raise NotFound(f"there is no page {request.path}")
-
-    def _plain_page(
-        self, template: str, context: Mapping[str, object], status: int
-    ) -> web.Response:
-        text = self._renderer.whole(template, {"theme": "", **context})
-        return web.Response(text=text, status=status, content_type="text/html")
 
     async def _static(self, request: web.Request) -> web.StreamResponse:
         found = await asyncio.to_thread(self._assets.response, request)
@@ -349,11 +331,11 @@ class Dashboard:
         visit = self._visit(request, is_part=True)
         task = asyncio.current_task()
         assert task is not None
-        with self._service.gate.until_it_ends(visit.credential, task.cancel):
+        with self._service.accounts.gate.until_it_ends(visit.credential, task.cancel):
             topics = {
                 topic: mark
                 for topic, mark in live.asked_topics(request).items()
-                if await live.may_follow(self._service.runs, visit.user, topic)
+                if await live.may_follow(self._service.runs.lookup, visit.user, topic)
             }
             version, clock = self._assets.version, self._service.clock
             return await live.stream(request, topics, version, self._changes, clock, HEADERS)
@@ -363,119 +345,14 @@ class Dashboard:
         self._visit(request, is_part=True)
         return web.Response(status=204)
 
-    async def _login_page(self, request: web.Request) -> web.StreamResponse:
-        return self._form(request, "", 200)
-
-    def _form(self, request: web.Request, message: str, status: int) -> web.Response:
-        there = _inside(request.query.get("next", ""))
-        return self._asking_page(request, "login.html", {"message": message, "next": there}, status)
-
-    def _asking_page(
-        self, request: web.Request, template: str, context: Mapping[str, object], status: int
-    ) -> web.Response:
-        """Return a page with a form that this browser alone can send."""
-        asked = self._sessions.asked(request)
-        shown = {**context, "theme": _theme(request), "asked": self._sessions.form_token(asked)}
-        answer = self._plain_page(template, shown, status)
-        set_cookie(
-            answer,
-            ASKED_COOKIE,
-            asked,
-            self._client(request),
-            path=PATH,
-            seconds=ASKED_SECONDS,
-            same_site="Strict",
-        )
-        return answer
-
-    async def _log_in(self, request: web.Request) -> web.StreamResponse:
-        # Before the token is read: who guesses tokens gets no more than some tries.
-        self._count_try(request)
-        form = await request.post()
-        given = form.get("token", "")
-        try:
-            self._sessions.require_asked(request, form.get("asked", ""))
-            token = self._service.gate.token_of(given.strip() if isinstance(given, str) else "")
-        except (Forbidden, Unauthenticated) as error:
-            return self._form(request, error.message, error.status)
-        return self._entered(request, token, _inside(request.query.get("next", "")))
-
-    async def _enter_page(self, request: web.Request) -> web.StreamResponse:
-        """Ask whether to log in with a one-time link. Its code is behind the `#` of the address,
-        which browsers send to nobody."""
-        try:
-            cookie = self._sessions.cookie_of(request)
-            known = self._sessions.credential_of(cookie).token.user
-        except Unauthenticated:
-            known = ""
-        return self._asking_page(request, "enter.html", {"known": known}, 200)
-
-    async def _who_enters(self, request: web.Request) -> web.StreamResponse:
-        """Tell the page of a one-time link whom it logs in, without using it up."""
-        self._count_try(request)
-        form = await request.post()
-        self._sessions.require_asked(request, form.get("asked", ""))
-        token = self._service.login_links.look_up(str(form.get("code", "")))
-        role = self._service.gate.users[token.user].role
-        return web.json_response({"user": token.user, "role": role.value})
-
-    async def _enter(self, request: web.Request) -> web.StreamResponse:
-        """Log in with a one-time link."""
-        self._count_try(request)
-        form = await request.post()
-        try:
-            self._sessions.require_asked(request, form.get("asked", ""))
-            token = self._service.login_links.take(str(form.get("code", "")))
-        except (Forbidden, Unauthenticated) as error:
-            return self._form(request, error.message, error.status)
-        return self._entered(request, token, PATH + "/runs")
-
-    def _count_try(self, request: web.Request) -> None:
-        wait = self._tries.wait_of(self._client(request).address)
-        if wait:
-            raise TooMany("too many tries from this address; try again in some seconds", wait)
-
-    def _entered(self, request: web.Request, token: StoredToken, there: str) -> web.Response:
-        answer = web.Response(status=303, headers={"Location": there})
-        set_cookie(
-            answer,
-            COOKIE,
-            self._sessions.open(token),
-            self._client(request),
-            path=PATH,
-            seconds=SESSION_SECONDS,
-            # No other site makes a browser send it (CSRF); `came_from_elsewhere` pays for that.
-            same_site="Strict",
-        )
-        return answer
-
     async def _log_out(self, request: web.Request) -> web.StreamResponse:
-        visit = self._visit(request, is_part=True)
-        client = self._client(request)
-        ended = self._sessions.login_of(self._sessions.cookie_of(request))
-        await self._service.users.end_login(visit.user.name, ended)
-        answer = web.Response(status=204, headers={"HX-Redirect": PATH + "/login"})
-        set_cookie(answer, COOKIE, "", client, path=PATH, seconds=0, same_site="Strict")
-        return answer
+        return await self._login.end(self._visit(request, is_part=True))
 
 
 _NOT_PACKED = (
     "The dashboard's scripts are missing: this Fairlead was set up or built without a network. "
     "Run `./dev setup` or `pip install` again with one. API and command work without them.\n"
 )
-
-
-def _theme(request: web.Request) -> str:
-    chosen = request.cookies.get("fairlead-theme", "")
-    return chosen if chosen in ("light", "dark") else ""
-
-
-def _inside(there: str) -> str:
-    """Return the address if it is one of the dashboard's, else its first page."""
-    is_ours = there.startswith(PATH + "/") and not there.startswith(PATH + "/login")
-    # Browsers read \ as / and resolve `..`, also an encoded one: a service's page would open.
-    leads_out = "\\" in there or ".." in unquote(there.partition("?")[0])
-    return there if is_ours and there.isprintable() and not leads_out else PATH + "/runs"
 
 
 def _is_opened(request: web.Request) -> bool:

@@ -62,16 +62,16 @@ class OwnChanges:
     def __init__(self, service: ControllerService) -> None:
         self._service = service
         self.started = service.started
-        self.changes = service.runs.changes
-        self.changed_since = service.runs.changed_since
+        self.changes = service.runs.lookup.changes
+        self.changed_since = service.runs.lookup.changed_since
 
     @property
     def revision(self) -> int:
-        return self._service.runs.revision
+        return self._service.runs.lookup.revision
 
     @property
     def broken(self) -> Mapping[str, int]:
-        return {"Nodes": len(self._service.faults.broken_nodes())}
+        return {"Nodes": len(self._service.machines.faults.broken_nodes())}
 
 
 class Marks:

@@ -38,7 +38,7 @@ class Opening:
         takes it. Raises NotFound, Invalid, Conflict, StoreUnavailable."""
         name, state = visit.path("service"), visit.query("state")
         there = visit.query("next") or "/"
-        run = (await visit.service.runs.seen(name, visit.user)).run
+        run = (await visit.service.runs.lookup.seen(name, visit.user)).run
         service = run.service or browser_service(run.policy.dev_environment)
         if service is None or run.name != name:
             raise NotFound(f"there is no service {name} that you may use", field="service")
@@ -49,7 +49,7 @@ class Opening:
             if not _STATE.fullmatch(state):
                 raise Invalid("`state` is that of a login of another place", field="state")
             held = visit.credential
-            code = visit.service.gate.grants.make(run.id, held.token, held.login, state)
+            code = visit.service.accounts.gate.grants.make(run.id, held.token, held.login, state)
             location = entrance(origin, code, there)
         else:
             location = beginning(origin, *self._own(visit, name), there)

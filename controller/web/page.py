@@ -77,6 +77,12 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     """The fragments that come with one, so that a change of all of them is asked for once."""
 
 
+def theme_of(request: web.Request) -> str:
+    """Return the theme that the browser's user chose; empty: none."""
+    chosen = request.cookies.get("fairlead-theme", "")
+    return chosen if chosen in ("light", "dark") else ""
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True):
     """An action was carried out. `message` is told to the user; `location`: where to go then."""
 
@@ -150,6 +156,11 @@ class Renderer:
 
     def whole(self, template: str, context: Mapping[str, Any]) -> str:
         return self._environment.get_template(template).render(context)
+
+    def plain(self, template: str, context: Mapping[str, object], status: int) -> web.Response:
+        """Return a page without a visit, so without a navigation."""
+        text = self.whole(template, {"theme": "", **context})
+        return web.Response(text=text, status=status, content_type="text/html")
 
     def fragment(self, page: Page, block: str, context: Mapping[str, Any]) -> str | None:
         """Return one block of the page's template, with what comes beside it; None: the template

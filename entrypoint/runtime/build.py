@@ -23,10 +23,13 @@ from entrypoint.runtime import elf
 from entrypoint.runtime.base import Base
 from entrypoint.runtime.errors import BuildError
 
-OUR_SOURCES = ("common", "entrypoint", "fairlead/__init__.py", "fairlead/wire", "runner")
+OUR_SOURCES = (
+    *("common", "entrypoint", "runner"),
+    *("fairlead/__init__.py", "fairlead/version.py", "fairlead/wire"),
+)
 """Of the client, only what the agents import."""
 NOT_SHIPPED = (
-    *("common/links", "common/programs.py", "common/proxy"),
+    *("common/links", "common/proxy"),
     *("entrypoint/runtime", "runner/client.py"),
 )
 """What is of no use where nothing is built, pip has installed nothing, and nobody asks agents."""

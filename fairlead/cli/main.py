@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import takewhile
 
-from fairlead import __version__, daemons
+from fairlead import daemons
 from fairlead.cli import quick
 from fairlead.cli.command_list import ABOUT, COMMANDS, GROUPS, asks_for_the_list, listed
 from fairlead.cli.errors import (
@@ -26,6 +26,7 @@ from fairlead.cli.errors import (
     exit_status_of,
 )
 from fairlead.errors import FairleadError, UsageError
+from fairlead.version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ UNREAD_SECONDS = 15.0
 """A controller cuts a connection that answers no ping for so long: nobody reads it, as behind a
 pager, or in a program that works on each line."""
 _MASK_BYTES = 4
-_LEAST_PIECE = 4096
+_MIN_PIECE = 4096
 """Smaller pieces of a whole message are joined as they come."""
 
 
@@ -131,7 +131,7 @@ class FrameReader:
         # A bytearray copied each byte up to nine times while it grew. A list of pieces that are
         # empty or of one byte would take far more than their bytes.
         self._size += len(piece)
-        if self._pieces and len(self._pieces[-1]) < _LEAST_PIECE:
+        if self._pieces and len(self._pieces[-1]) < _MIN_PIECE:
             self._pieces[-1] += piece
         elif piece:
             self._pieces.append(piece)

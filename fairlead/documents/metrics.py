@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairlead.documents.base import View
-from fairlead.wire.shim import GpuMetrics
+from fairlead.wire.node import GpuMetrics
 
 
 class JobUseView(View, frozen=True):

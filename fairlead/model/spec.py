@@ -20,7 +20,7 @@ from fairlead.model.needs import (
 )
 from fairlead.model.reasons import RetryEvent
 from fairlead.model.service import Serves
-from fairlead.wire.runner import JobProgram, Repo, RepoCredentials
+from fairlead.wire.job import JobProgram, Repo, RepoCredentials
 from fairlead.wire.shim import ContainerOptions, PullPolicy, RegistryAuth, VolumeMount
 
 

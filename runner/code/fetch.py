@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 
-from fairlead.wire.runner import Repo
+from fairlead.wire.job import Repo
 from runner.code.errors import Failed
 
 _TIMEOUT = 60.0

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from fairlead.wire.runner import Repo, RepoCredentials
+from fairlead.wire.job import Repo, RepoCredentials
 from runner.code.helper import Helpers, Outcome, own_program
 from runner.errors import CannotStart
 from runner.processes.scratch import Scratch

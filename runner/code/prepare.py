@@ -18,8 +18,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from common.threads import to_the_end
-from fairlead.wire.again import code_changes
-from fairlead.wire.runner import Files, IfFolderExists, Repo, RepoCredentials, SubmitRequest
+from fairlead.wire.job import (
+    Files,
+    IfFolderExists,
+    Repo,
+    RepoCredentials,
+    SubmitRequest,
+    code_changes,
+)
 from runner.code.archive import Parts
 from runner.code.errors import Abandoned, BadArchive
 from runner.code.git import Git, check_repo

@@ -14,9 +14,9 @@ from typing import Protocol
 
 import msgspec
 
-from fairlead.wire.again import code_changes, why_not_in_place
 from fairlead.wire.errors import Refused
-from fairlead.wire.runner import AgainAnswer, AgainRequest, ExitReason, SubmitRequest
+from fairlead.wire.job import SubmitRequest, code_changes, why_not_in_place
+from fairlead.wire.runner import AgainAnswer, AgainRequest, ExitReason
 from runner.code.store import CodeStore
 from runner.errors import CannotStart
 from runner.job.execution import MainEnded

@@ -21,6 +21,7 @@ import msgspec
 from common.files.task_folder import LOGS_FOLDER_NAME, OUTPUT_FOLDER_NAME
 from fairlead.wire.errors import Refused
 from fairlead.wire.frames import BadFrame
+from fairlead.wire.job import SubmitRequest
 from fairlead.wire.runner import (
     BatchAnswer,
     BatchRequest,
@@ -29,7 +30,6 @@ from fairlead.wire.runner import (
     CarriedStop,
     ExitReason,
     ExitRecord,
-    SubmitRequest,
 )
 from runner.code.store import CodeStore
 from runner.errors import CannotStart

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fairlead.wire.frames import Stream, notice_line
-from fairlead.wire.runner import BatchRequest, CarriedStop, ExitRecord, SubmitRequest
+from fairlead.wire.job import SubmitRequest
+from fairlead.wire.runner import BatchRequest, CarriedStop, ExitRecord
 from fairlead.wire.sizes import OutputsAbout
 from runner.job.end_signal import EndSignals
 from runner.job.execution import Execution

@@ -24,7 +24,7 @@ import msgspec
 from common.object_storage import PART_BYTES, first_line, open_bucket, read
 from fairlead.wire.bucket_urls import parse_bucket
 from fairlead.wire.decoders import decoder_of
-from fairlead.wire.runner import BucketFolder, BucketMode
+from fairlead.wire.job import BucketFolder, BucketMode
 from fairlead.wire.sizes import human_size
 from runner.code.fetch import authorities
 from runner.code.helper import Helpers, own_program

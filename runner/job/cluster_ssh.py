@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fairlead.wire.runner import ClusterInfo, ClusterKey
+from fairlead.wire.job import ClusterInfo, ClusterKey
 from runner.processes.identity import Identity
 from runner.processes.scratch import Scratch
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common.files.task_folder import OUTPUT_FOLDER_NAME, ImageConfig
-from fairlead.wire.again import code_changes
-from fairlead.wire.runner import BucketFolder, SubmitRequest
+from fairlead.wire.job import BucketFolder, SubmitRequest, code_changes
 from runner.code.store import CodeStore
 from runner.errors import CannotStart
 from runner.job import cluster_ssh

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from fairlead.wire.frames import Stream
-from fairlead.wire.runner import MIN_SECRET
+from fairlead.wire.job import MIN_SECRET
 from runner.logs.segments import SegmentLog
 from runner.processes import terminal
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from fairlead.wire.runner import SubmitRequest
+from fairlead.wire.job import SubmitRequest
 from runner.processes import terminal
 from runner.processes.identity import Identity
 from runner.processes.variables import PREFIX, Paths, variables

@@ -15,7 +15,7 @@ import msgspec
 
 from common.files.task_folder import IMAGE_CONFIG_NAME, ImageConfig
 from fairlead.wire.decoders import decoder_of
-from fairlead.wire.runner import JobSpec, SubmitRequest, script, script_after
+from fairlead.wire.job import JobSpec, SubmitRequest, script, script_after
 from runner.errors import CannotStart
 from runner.processes import environment
 from runner.processes.identity import Identity, current_identity, resolve

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from fairlead.wire.decoders import decoder_of
-from fairlead.wire.runner import SubmitRequest
+from fairlead.wire.job import SubmitRequest
 from runner.processes.environment import DEFAULT_PATH, in_venv
 from runner.processes.scratch import usable_folders
 from runner.processes.variables import PREFIX, Paths, variables

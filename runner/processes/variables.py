@@ -7,7 +7,7 @@ import hashlib
 
 import msgspec
 
-from fairlead.wire.runner import ClusterInfo, EnvStyle, GangInfo, JobSpec, SubmitRequest
+from fairlead.wire.job import ClusterInfo, EnvStyle, GangInfo, JobSpec, SubmitRequest
 
 PREFIX = "FAIRLEAD_"
 _ALSO_DSTACK = (

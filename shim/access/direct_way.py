@@ -27,7 +27,8 @@ from common.files.durable import write_durably
 from common.haproxy_admin import HaproxyAway, HaproxyRefused
 from common.pinned_certificates import BadCertificate
 from fairlead.wire.gateway import DirectAnswer, DirectQuestion
-from fairlead.wire.shim import Finding, FindingLevel, TaskInfo, TaskStatus
+from fairlead.wire.node import Finding, FindingLevel
+from fairlead.wire.shim import TaskInfo, TaskStatus
 from shim.settings import DirectAccess
 
 log = logging.getLogger(__name__)

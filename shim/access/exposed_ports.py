@@ -30,14 +30,7 @@ import msgspec
 from common.sockets import BACKLOG
 from fairlead.wire.errors import Refused
 from fairlead.wire.runner import SOCKETS
-from fairlead.wire.shim import (
-    ANY_PORT,
-    Event,
-    ExposedPort,
-    GatewayKeys,
-    TaskInfo,
-    TaskStatus,
-)
+from fairlead.wire.shim import ANY_PORT, Event, ExposedPort, GatewayKeys, TaskInfo, TaskStatus
 from shim.access.exposed_connections import (
     CONNECT_SECONDS,
     AskingCaller,

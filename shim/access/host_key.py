@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from common.files.durable import sync_folder, write_durably
-from fairlead.wire.shim import HostKey
+from fairlead.wire.node import HostKey
 from shim.errors import conflict
 
 log = logging.getLogger(__name__)

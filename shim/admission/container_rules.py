@@ -18,10 +18,9 @@ from fairlead.wire import container_rules as shared_rules
 from fairlead.wire.container_rules import CAPABILITIES, HARMLESS, ULIMITS
 from fairlead.wire.engine_abilities import EngineAbility
 from fairlead.wire.errors import Refused
+from fairlead.wire.node import EngineKind, HostNetwork
 from fairlead.wire.shim import (
     ContainerOptions,
-    EngineKind,
-    HostNetwork,
     NetworkMode,
     RefusalCode,
     TaskRequest,

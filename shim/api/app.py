@@ -23,6 +23,7 @@ from aiohttp.typedefs import Middleware
 from common.files import log_segments
 from common.files.task_folder import LOGS_FOLDER_NAME
 from common.http import errors_as_json, json_response, read_body
+from fairlead.wire.node import HostKey
 from fairlead.wire.shim import (
     FENCE_HEADER,
     INCARNATION_HEADER,
@@ -33,7 +34,6 @@ from fairlead.wire.shim import (
     ExposeRequest,
     Fence,
     GatewayKeys,
-    HostKey,
     TaskRequest,
     TaskStatus,
     TerminateRequest,

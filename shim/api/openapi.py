@@ -7,21 +7,17 @@ from typing import Any
 import msgspec
 
 from fairlead.wire.errors import ErrorBody
+from fairlead.wire.node import AllocationInfo, Finding, HostKey, NodeInfo, NodeMetrics
 from fairlead.wire.shim import (
     FENCE_HEADER,
     INCARNATION_HEADER,
     RUN_HEADER,
-    AllocationInfo,
     DrainRequest,
     Event,
     ExposedPort,
     ExposeRequest,
-    Finding,
     GatewayKeys,
     Health,
-    HostKey,
-    NodeInfo,
-    NodeMetrics,
     TaskInfo,
     TaskRequest,
     TerminateRequest,

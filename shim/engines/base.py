@@ -16,10 +16,9 @@ import msgspec
 from common.files.task_folder import ImageConfig
 from fairlead.wire.amounts import Amounts
 from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.node import EngineKind, GpuInfo
 from fairlead.wire.shim import (
     ContainerOptions,
-    EngineKind,
-    GpuInfo,
     NetworkMode,
     PullProgress,
     RegistryAuth,

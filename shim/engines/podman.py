@@ -15,7 +15,7 @@ import docker
 import docker.errors
 import requests.exceptions
 
-from fairlead.wire.shim import EngineKind, Finding
+from fairlead.wire.node import EngineKind, Finding
 from shim.engines.docker import api, examination
 from shim.engines.docker.dialect import Dialect
 from shim.engines.docker.engine import DockerEngine

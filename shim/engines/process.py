@@ -32,7 +32,8 @@ from common.processes.fork_server import ForkRequest
 from common.threads import to_the_end
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.engine_abilities import EngineAbility
-from fairlead.wire.shim import EngineKind, Finding, PullProgress, RegistryAuth
+from fairlead.wire.node import EngineKind, Finding
+from fairlead.wire.shim import PullProgress, RegistryAuth
 from shim.engines import procfs, sweep
 from shim.engines.base import (
     ContainerSpec,

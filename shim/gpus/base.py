@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from fairlead.wire.shim import GpuInfo
+from fairlead.wire.node import GpuInfo
 
 
 class GpuError(Exception):

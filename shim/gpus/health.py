@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fairlead.wire.shim import GpuInfo
+from fairlead.wire.node import GpuInfo
 from shim.gpus.base import Blame, GpuEvent, Recovery, Vitals
 
 HELD_BYTES = 512 << 20

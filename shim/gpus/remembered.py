@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from fairlead.wire.shim import GpuInfo
+from fairlead.wire.node import GpuInfo
 from shim.gpus.selection import normal_pci
 from shim.state.records import Records
 

@@ -15,7 +15,7 @@ from math import comb
 
 import msgspec
 
-from fairlead.wire.shim import NEARNESS, GpuInfo, GpuLink
+from fairlead.wire.node import NEARNESS, GpuInfo, GpuLink
 from shim.errors import StartError
 
 _SAME_GPU = NEARNESS[GpuLink.DIRECT] + 1

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
-from fairlead.wire.shim import GpuInfo
+from fairlead.wire.node import GpuInfo
 from shim.gpus import health
 from shim.gpus.base import (
     Blame,

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from common.core_pattern import FIX, why_not_files
-from fairlead.wire.shim import EngineKind, Finding, FindingLevel
+from fairlead.wire.node import EngineKind, Finding, FindingLevel
 from shim import adapters
 from shim.access.controller_keys import fingerprints
 from shim.errors import StartError

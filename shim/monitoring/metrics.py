@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
-from fairlead.wire.shim import GpuInfo, GpuMetrics, NodeMetrics, TaskMetrics, TaskStatus
+from fairlead.wire.node import GpuInfo, GpuMetrics, NodeMetrics, TaskMetrics
+from fairlead.wire.shim import TaskStatus
 from shim.gpus.base import Vitals
 from shim.settings import VERSION
 from shim.tasks.supervisor import Supervisor
@@ -52,6 +53,7 @@ class Cgroup:
         for folder in self._folders:
             try:
                 return (self._root / controller / folder / name).read_text()
+            # Of the other cgroup version or driver; or the task has ended meanwhile (cgroups(7)).
             except OSError:
                 continue
         return None

@@ -18,14 +18,8 @@ import msgspec
 from fairlead.wire.amounts import UNITS, Amounts, Unit, amounts_of, sums_of
 from fairlead.wire.errors import Refused
 from fairlead.wire.gpu_names import GpuVendor, in_every_block, is_named, is_part
-from fairlead.wire.shim import (
-    AllocationInfo,
-    GpuInfo,
-    GpuRequest,
-    RefusalCode,
-    TaskRequest,
-    TaskResources,
-)
+from fairlead.wire.node import AllocationInfo, GpuInfo
+from fairlead.wire.shim import GpuRequest, RefusalCode, TaskRequest, TaskResources
 from shim.errors import StartError, conflict, invalid
 from shim.gpus.selection import choose
 

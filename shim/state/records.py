@@ -26,7 +26,8 @@ from common.files.durable import sync_folder, write_durably, write_quickly
 from common.threads import to_the_end
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import Refused
-from fairlead.wire.shim import AllocationInfo, Fence, TaskInfo, TaskRequest
+from fairlead.wire.node import AllocationInfo
+from fairlead.wire.shim import Fence, TaskInfo, TaskRequest
 
 _MAGIC = b"fairlead1 "
 

@@ -19,7 +19,8 @@ import msgspec
 
 from fairlead.wire.amounts import amounts_of
 from fairlead.wire.decoders import decoder_of
-from fairlead.wire.shim import AllocationInfo, TaskReason, TaskStatus
+from fairlead.wire.node import AllocationInfo
+from fairlead.wire.shim import TaskReason, TaskStatus
 from shim.engines.base import ContainerState, Engine, Found, NodeFault
 from shim.node.machine import boot_id
 from shim.settings import Settings

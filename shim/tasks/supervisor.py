@@ -19,9 +19,8 @@ import msgspec
 
 from common.threads import together
 from fairlead.wire.errors import Refused
+from fairlead.wire.node import AllocationInfo, GpuInfo
 from fairlead.wire.shim import (
-    AllocationInfo,
-    GpuInfo,
     NetworkMode,
     Notice,
     PullPolicy,

@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable, Collection
 
 from fairlead.wire.engine_abilities import EngineAbility
-from fairlead.wire.shim import EngineKind, PullProgress, RegistryAuth
+from fairlead.wire.node import EngineKind
+from fairlead.wire.shim import PullProgress, RegistryAuth
 from shim.engines.base import (
     ContainerSpec,
     ContainerState,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from fairlead.wire.shim import GpuInfo
+from fairlead.wire.node import GpuInfo
 from shim.gpus.base import GpuError, GpuEvent, Vitals
 from shim.gpus.nvidia.nvml import NVIDIA
 from shim.gpus.nvidia.xids import event_of

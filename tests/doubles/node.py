@@ -22,6 +22,8 @@ from common.streams import PortStream
 from controller.links.base import LogPieces, NodeConnection, OutputPieces
 from controller.links.listening import ListeningRunners
 from fairlead.wire.frames import BadFrame, Decoder
+from fairlead.wire.job import SubmitRequest
+from fairlead.wire.node import AllocationInfo, Finding, HostKey, NodeInfo, NodeMetrics
 from fairlead.wire.runner import (
     AgainAnswer,
     AgainRequest,
@@ -33,20 +35,14 @@ from fairlead.wire.runner import (
     RunnerState,
     SignalRequest,
     StatusEvent,
-    SubmitRequest,
 )
 from fairlead.wire.shim import (
-    AllocationInfo,
     DrainRequest,
     Event,
     EventType,
     ExposedPort,
     Fence,
-    Finding,
     Health,
-    HostKey,
-    NodeInfo,
-    NodeMetrics,
     TaskInfo,
     TaskRequest,
     TaskStatus,

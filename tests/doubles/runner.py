@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from controller.clock import Clock
+from fairlead.wire.job import SubmitRequest
 from fairlead.wire.runner import (
     ExitReason,
     ExitRecord,
@@ -18,7 +19,6 @@ from fairlead.wire.runner import (
     SignalRequest,
     StartEnd,
     StatusEvent,
-    SubmitRequest,
 )
 from runner.client import RunnerError
 from runner.job.outcome import STOPPED_BEFORE_START

@@ -16,14 +16,10 @@ from common.links.host_keys import new_host_key
 from controller.clock import Clock
 from fairlead.wire.engine_abilities import EngineAbility
 from fairlead.wire.errors import Refused
+from fairlead.wire.node import AllocationInfo, EngineKind, HostKey, NodeInfo, Recall
 from fairlead.wire.shim import (
-    AllocationInfo,
-    EngineKind,
     ExposedPort,
     Fence,
-    HostKey,
-    NodeInfo,
-    Recall,
     RefusalCode,
     TaskInfo,
     TaskRequest,

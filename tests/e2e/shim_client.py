@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 import aiohttp
 import msgspec
 
-from fairlead.wire.runner import JobSpec, SubmitRequest
+from fairlead.wire.job import JobSpec, SubmitRequest
 from fairlead.wire.shim import Fence, TaskInfo, TaskRequest, TaskResources, TaskStatus
 from runner.client import RunnerClient
 from shim.client import ShimClient

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead.wire.shim import ContainerOptions, GpuInfo, NetworkMode, Ulimit, VolumeKind
+from fairlead.wire.node import GpuInfo
+from fairlead.wire.shim import ContainerOptions, NetworkMode, Ulimit, VolumeKind
 from shim.engines.base import (
     ContainerSpec,
     Engine,

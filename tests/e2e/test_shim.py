@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fairlead.wire.node import EngineKind, FindingLevel
 from fairlead.wire.runner import ExitRecord
-from fairlead.wire.shim import EngineKind, FindingLevel, TaskStatus, TerminateRequest
+from fairlead.wire.shim import TaskStatus, TerminateRequest
 from runner.server import EXIT_NOT_STARTED
 from shim.examination import NodeSetup, ask
 from shim.monitoring import doctor

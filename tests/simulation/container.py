@@ -14,6 +14,7 @@ from typing import Any, cast
 from common.streams import PortStream
 from controller.clock import Clock
 from fairlead.wire.frames import Frame, Stream, encode, notice_line, tail_from
+from fairlead.wire.job import SubmitRequest
 from fairlead.wire.runner import (
     AgainAnswer,
     AgainRequest,
@@ -25,7 +26,6 @@ from fairlead.wire.runner import (
     RunnerHealth,
     SignalRequest,
     StatusEvent,
-    SubmitRequest,
 )
 from runner.client import RunnerError, RunnerUnavailable
 from tests.doubles.runner import RunnerRules

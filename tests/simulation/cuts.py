@@ -15,7 +15,7 @@ from random import Random
 import msgspec
 
 from controller.lifecycle.model import Group, JobSpec, Limits, Resources, RunPolicy, RunState
-from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from fairlead.model.reasons import Reason
 from fairlead.model.spec import PlannedGroup
 from fairlead.model.statuses import AttemptStatus

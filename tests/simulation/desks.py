@@ -24,7 +24,7 @@ from controller.lifecycle.model import (
     RunType,
 )
 from controller.lifecycle.reports import Report
-from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from fairlead.model.dev_environment import BROWSER_PORTS, GROUP, DevEnvironment, Ide
 from fairlead.model.service import Serves
 from fairlead.model.statuses import AttemptStatus

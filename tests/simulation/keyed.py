@@ -19,7 +19,7 @@ from controller.service.accounts.secrets import SecretService
 from controller.service.accounts.users import Gate
 from controller.service.runs.lookup import RunService
 from controller.service.runs.progress import PullsInProgress
-from controller.service.runs.submission import Submission
+from controller.service.runs.submission_stages import Submission
 from controller.service.runs.submissions import SubmissionService
 from controller.store.accounts import User
 from controller.store.errors import StoreError

@@ -34,7 +34,7 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.ranges import in_ranges
-from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from controller.lifecycle.sweeps.sets import status_of
 from controller.links.base import NodeConnection
 from controller.logs.store import LogStore

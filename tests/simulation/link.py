@@ -20,6 +20,8 @@ from common.links.errors import HostKeyRefused, LinkError
 from common.streams import PortStream
 from controller.lifecycle.inventory import NodeAddress
 from controller.links.listening import ListeningRunners
+from fairlead.wire.job import SubmitRequest
+from fairlead.wire.node import AllocationInfo, Finding, HostKey, NodeInfo, NodeMetrics
 from fairlead.wire.runner import (
     AgainAnswer,
     AgainRequest,
@@ -29,20 +31,14 @@ from fairlead.wire.runner import (
     RunnerHealth,
     SignalRequest,
     StatusEvent,
-    SubmitRequest,
 )
 from fairlead.wire.shim import (
-    AllocationInfo,
     DrainRequest,
     Event,
     EventType,
     ExposedPort,
     Fence,
-    Finding,
     Health,
-    HostKey,
-    NodeInfo,
-    NodeMetrics,
     TaskInfo,
     TaskRequest,
     TerminateRequest,

@@ -59,7 +59,7 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunState,
 )
-from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from controller.links.base import NodeConnection, NodeLink
 from controller.machines import boot_data
 from controller.machines.manager import MachineSettings

@@ -16,17 +16,13 @@ import msgspec
 from controller.clock import Clock
 from controller.lifecycle.inventory import NodeAddress
 from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.node import AllocationInfo, GpuInfo, HostKey, NodeInfo, Recall
 from fairlead.wire.shim import (
-    AllocationInfo,
     DrainRequest,
     Event,
     ExposedPort,
     Fence,
-    GpuInfo,
     Health,
-    HostKey,
-    NodeInfo,
-    Recall,
     TaskInfo,
     TaskRequest,
     TerminateRequest,

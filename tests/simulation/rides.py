@@ -10,6 +10,7 @@ from typing import Any
 
 from controller.clock import Clock
 from fairlead.wire.frames import Frame, Stream, encode
+from fairlead.wire.job import SubmitRequest
 from fairlead.wire.runner import (
     BatchAnswer,
     BatchRequest,
@@ -18,7 +19,6 @@ from fairlead.wire.runner import (
     ExitReason,
     ExitRecord,
     SignalRequest,
-    SubmitRequest,
 )
 from fairlead.wire.sizes import OutputsAbout
 from tests.simulation.outputs import leaves_outputs, outputs_of

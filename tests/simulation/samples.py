@@ -16,7 +16,7 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunState,
 )
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from fairlead.model.spec import PlannedGroup
 from fairlead.model.statuses import AllocationState, AttemptStatus
 from tests.support.attempts import attempt_with

@@ -25,7 +25,7 @@ from controller.lifecycle.model import (
     RunType,
 )
 from controller.lifecycle.reports import Report
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from controller.traffic.routes import ReplicaRoute, Route
 from fairlead.model.reasons import Reason
 from fairlead.model.service import (

@@ -13,11 +13,11 @@ from controller.lifecycle.model import Amount, Group, JobSpec, Resources, RunPol
 from controller.lifecycle.predecessors import Predecessor
 from controller.lifecycle.ranges import in_ranges
 from controller.lifecycle.reports import Report
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from fairlead.model.beginning import After, Moment, SameJob, When
 from fairlead.model.spec import Band, PlannedGroup
 from fairlead.model.sweep import ParameterSets, SweepPlan
-from fairlead.wire.runner import EndSignal
+from fairlead.wire.job import EndSignal
 from tests.simulation.people import User
 from tests.simulation.script import Start, image_of, random_script
 from tests.simulation.virtual import seeded_chance

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.model import JobSpec, Run, RunPolicy, RunState
-from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from fairlead.model.dev_environment import DevEnvironment
 from fairlead.model.statuses import AttemptStatus
 from tests.simulation.idle import Use, left_alone_too_long, stopped_in_use

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Group, Job, JobSpec, RunState
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from fairlead.model.reasons import Reason
 from fairlead.model.spec import PlannedGroup
 from fairlead.model.statuses import AttemptStatus

@@ -8,7 +8,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Group, RunState
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from fairlead.model.reasons import Reason
 from fairlead.model.spec import JobSpec, PlannedGroup
 from fairlead.model.statuses import AttemptStatus

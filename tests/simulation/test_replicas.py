@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Group, JobSpec, RunState, RunType
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from fairlead.model.reasons import Reason
 from fairlead.model.service import (
     ProbeResult,

@@ -24,7 +24,7 @@ from controller.lifecycle.model import (
     RunState,
     StartupOrder,
 )
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from controller.scheduling.nominations import NO_LONGER_FITS
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.spec import PlannedGroup

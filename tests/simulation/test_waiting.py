@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from controller.lifecycle.model import JobSpec, RunPolicy, RunState
 from controller.lifecycle.predecessors import Predecessor
-from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from fairlead.model.beginning import After
 from fairlead.model.reasons import RunReason
 from fairlead.model.statuses import RunStatus

@@ -19,7 +19,7 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.reports import Report
-from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from fairlead.model.starts import LEASE_SECONDS
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 from tests.simulation.people import User

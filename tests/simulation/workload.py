@@ -29,12 +29,12 @@ from controller.lifecycle.model import (
 )
 from controller.lifecycle.predecessors import Predecessor
 from controller.lifecycle.runs.dependencies import facts
-from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from fairlead.model.beginning import After, SameJob, When
 from fairlead.model.spec import PlannedGroup
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 from fairlead.wire.engine_abilities import EngineAbility
-from fairlead.wire.runner import EndSignal
+from fairlead.wire.job import EndSignal
 from fairlead.wire.shim import RegistryAuth
 from tests.simulation.script import SPARED_EXIT_CODE, image_of, random_script, random_start
 

@@ -29,7 +29,7 @@ from controller.store.base import Gateway
 from controller.store.errors import LeaseLost, StoreUnavailable
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AllocationState
 from fairlead.wire.engine_abilities import KNOWN_TO_ALL, EngineAbility
-from fairlead.wire.shim import GpuInfo
+from fairlead.wire.node import GpuInfo
 from shim.node.ledger import Capacity
 from tests.doubles.gateway import FakeGateway, a_gateway
 from tests.doubles.memory_store import MemoryDatabase

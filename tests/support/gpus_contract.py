@@ -11,7 +11,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from fairlead.wire.shim import GpuInfo
+from fairlead.wire.node import GpuInfo
 from shim.gpus.base import GpuError, Gpus, Vitals
 
 

@@ -26,7 +26,7 @@ import aiohttp
 import msgspec
 
 from fairlead.wire.frames import Decoder
-from fairlead.wire.runner import JobSpec, SubmitRequest
+from fairlead.wire.job import JobSpec, SubmitRequest
 from fairlead.wire.shim import (
     Fence,
     GpuRequest,

@@ -25,8 +25,8 @@ def upgrade() -> None:
 '''
 _PROGRAM = """#!{python}
 from pathlib import Path
-import fairlead
-fairlead.__version__ = {version!r}
+import fairlead.version
+fairlead.version.__version__ = {version!r}
 import controller
 controller.__version__ = {version!r}
 from controller.store import schema

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from common.programs import shim
 from shim import daemon
+from shim import main as shim
 from shim.recall import Ec2, Gcp
 
 _CLOUDS = {"ec2": Ec2, "gcp": Gcp}
@@ -21,7 +21,7 @@ def main() -> None:
     found = _CLOUDS[cloud]("127.0.0.1", port)
     setattr(daemon, "metadata_here", lambda: found)  # noqa: B010
     del sys.argv[1:3]
-    shim()
+    shim.main()
 
 
 if __name__ == "__main__":

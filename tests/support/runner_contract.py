@@ -14,15 +14,8 @@ import msgspec
 import pytest
 
 from controller.links.base import RunnerApi
-from fairlead.wire.runner import (
-    EndSignal,
-    ExitReason,
-    Files,
-    RunnerState,
-    SignalRequest,
-    StatusEvent,
-    SubmitRequest,
-)
+from fairlead.wire.job import EndSignal, Files, SubmitRequest
+from fairlead.wire.runner import ExitReason, RunnerState, SignalRequest, StatusEvent
 from runner.client import RunnerError
 from tests.support.waiting import LONG
 

@@ -53,6 +53,16 @@ def test_each_contract_of_imports_is_on_the_page() -> None:
     assert [name for name in names if f"`{name}`" not in PAGE] == []
 
 
+def test_all_that_every_program_loads_of_common_is_kept_light() -> None:
+    """A module that joins the lowest layers of `common` joins the contract of what is light."""
+    contracts = {one["name"]: one for one in _linter()["contracts"]}
+    layers = contracts[
+        "only programs with a server load what is shared of HTTP, links and the proxy"
+    ]["layers"]
+    lowest = [f"common.{name}" for layer in layers[-2:] for name in layer.split(" | ")]
+    assert sorted(contracts["what all programs share is light"]["source_modules"]) == sorted(lowest)
+
+
 def test_no_folder_is_a_long_list() -> None:
     """A reader takes in so many names at once; a larger folder gets rooms that tell a story."""
     modules = Counter(module.rpartition("/")[0] for module in _sources())

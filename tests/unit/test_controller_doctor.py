@@ -23,7 +23,7 @@ from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
 from controller.tls import CertificateFiles
 from fairlead.cli.main import run
-from fairlead.wire.shim import Finding, FindingLevel
+from fairlead.wire.node import Finding, FindingLevel
 from tests.support.ssh_daemon import free_port
 
 DATA = Path("/data")

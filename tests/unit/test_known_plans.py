@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from controller.service.runs.submission import KnownPlans, Submission
+from controller.service.runs.submission_stages import KnownPlans, Submission
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
 from fairlead.configuration.runs.plan import Defaults, Plan, to_run

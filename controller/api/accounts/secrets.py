@@ -41,14 +41,14 @@ class RotationAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_secrets(call: Call) -> SecretsAnswer:
     query: PageQuery = call.query
-    secrets = call.service.secrets.all(by=call.caller)
+    secrets = call.service.accounts.secrets.all(by=call.caller)
     found, cursor = page(secrets, query, _key)
     return SecretsAnswer(secrets=tuple(map(secret_view, found)), next_cursor=cursor)
 
 
 async def set_secret(call: Call) -> SecretView:
     body: SecretBody = call.body
-    stored = await call.service.secrets.set(
+    stored = await call.service.accounts.secrets.set(
         call.path("secret"), body.value, shared=body.shared, by=call.caller
     )
     return secret_view(stored)
@@ -56,14 +56,14 @@ async def set_secret(call: Call) -> SecretView:
 
 async def delete_secret(call: Call) -> SecretView:
     query: SecretQuery = call.query
-    secrets = call.service.secrets
+    secrets = call.service.accounts.secrets
     return secret_view(
         await secrets.delete(call.path("secret"), shared=query.shared, by=call.caller)
     )
 
 
 async def rotate_secrets_key(call: Call) -> RotationAnswer:
-    return RotationAnswer(secrets=await call.service.secrets.rotate(by=call.caller))
+    return RotationAnswer(secrets=await call.service.accounts.secrets.rotate(by=call.caller))
 
 
 def _key(secret: StoredSecret) -> str:

@@ -28,7 +28,7 @@ class ServiceKeysAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_service_keys(call: Call) -> ServiceKeysAnswer:
     query: ServiceKeysQuery = call.query
-    keys = call.service.service_keys.keys(query.service, by=call.caller)
+    keys = call.service.accounts.service_keys.keys(query.service, by=call.caller)
     found, cursor = page(keys, query, lambda key: key.id)
     views = tuple(derived(ServiceKeyView, key) for key in found)
     return ServiceKeysAnswer(keys=views, next_cursor=cursor)
@@ -36,12 +36,14 @@ async def list_service_keys(call: Call) -> ServiceKeysAnswer:
 
 async def add_service_key(call: Call) -> NewServiceKeyView:
     body: ServiceKeyBody = call.body
-    made = await call.service.service_keys.add(body.service, label=body.label, by=call.caller)
+    made = await call.service.accounts.service_keys.add(
+        body.service, label=body.label, by=call.caller
+    )
     return derived(NewServiceKeyView, made.key, secret=made.secret, live=made.live)
 
 
 async def revoke_service_key(call: Call) -> ServiceKeyView:
-    key = await call.service.service_keys.revoke(call.path("key"), by=call.caller)
+    key = await call.service.accounts.service_keys.revoke(call.path("key"), by=call.caller)
     return derived(ServiceKeyView, key)
 
 

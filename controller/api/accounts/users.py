@@ -63,13 +63,15 @@ class TokensAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_users(call: Call) -> UsersAnswer:
     query: PageQuery = call.query
-    found, cursor = page(call.service.users.all(by=call.caller), query, lambda user: user.name)
+    found, cursor = page(
+        call.service.accounts.users.all(by=call.caller), query, lambda user: user.name
+    )
     return UsersAnswer(users=tuple(map(user_view, found)), next_cursor=cursor)
 
 
 async def add_user(call: Call) -> NewUserView:
     body: UserBody = call.body
-    user, made = await call.service.users.add(
+    user, made = await call.service.accounts.users.add(
         body.name, role=body.role, bands=body.bands, by=call.caller
     )
     return derived(NewUserView, user, token=new_token_view(made))
@@ -82,32 +84,34 @@ async def get_me(call: Call) -> CallerView:
 
 async def make_login_link(call: Call) -> LoginLinkView:
     assert call.token is not None
-    made = call.service.login_links.make(call.token)
+    made = call.service.accounts.login_links.make(call.token)
     return LoginLinkView(path=f"/dashboard/enter#{made.code}", expires_at=iso(made.expires_at))
 
 
 async def get_user(call: Call) -> UserView:
-    return user_view(call.service.users.get(call.path("user"), by=call.caller))
+    return user_view(call.service.accounts.users.get(call.path("user"), by=call.caller))
 
 
 async def set_user(call: Call) -> UserView:
     body: RoleBody = call.body
-    users = call.service.users
+    users = call.service.accounts.users
     return user_view(await users.set_role(call.path("user"), body.role, by=call.caller))
 
 
 async def grant_user(call: Call) -> UserView:
     body: GrantBody = call.body
-    return user_view(await call.service.users.grant(call.path("user"), body.bands, by=call.caller))
+    return user_view(
+        await call.service.accounts.users.grant(call.path("user"), body.bands, by=call.caller)
+    )
 
 
 async def remove_user(call: Call) -> UserView:
-    return user_view(await call.service.users.remove(call.path("user"), by=call.caller))
+    return user_view(await call.service.accounts.users.remove(call.path("user"), by=call.caller))
 
 
 async def list_tokens(call: Call) -> TokensAnswer:
     query: TokensQuery = call.query
-    tokens = call.service.users.tokens(query.user, by=call.caller)
+    tokens = call.service.accounts.users.tokens(query.user, by=call.caller)
     found, cursor = page(tokens, query, lambda token: token.id)
     return TokensAnswer(tokens=tuple(map(token_view, found)), next_cursor=cursor)
 
@@ -115,14 +119,14 @@ async def list_tokens(call: Call) -> TokensAnswer:
 async def add_token(call: Call) -> NewTokenView:
     body: TokenBody = call.body
     return new_token_view(
-        await call.service.users.add_token(
+        await call.service.accounts.users.add_token(
             body.user, label=body.label, by=call.caller, expires_in=body.expires_in
         )
     )
 
 
 async def revoke_token(call: Call) -> TokenView:
-    return token_view(await call.service.users.revoke(call.path("token"), by=call.caller))
+    return token_view(await call.service.accounts.users.revoke(call.path("token"), by=call.caller))
 
 
 def user_view(user: User) -> UserView:

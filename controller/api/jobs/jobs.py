@@ -71,35 +71,35 @@ class AttemptsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_attempts(call: Call) -> AttemptsAnswer:
     query: AttemptQuery = call.query
-    runs = call.service.runs
+    runs = call.service.runs.lookup
     found = await runs.attempts(await runs.get(call.path("run")), one_more(query))
     found, cursor = cut(found, query.limit, lambda attempt: attempt.id)
-    names = call.service.nodes.names()
+    names = call.service.machines.nodes.names()
     views = tuple(past_attempt_view(attempt, names) for attempt in found)
     return AttemptsAnswer(attempts=views, next_cursor=cursor)
 
 
 async def find_ssh(call: Call) -> SshTarget:
     query: SshQuery = call.query
-    state = await call.service.runs.get(call.path("run"))
-    nodes = {node.id: node for node in call.service.nodes.all()}
+    state = await call.service.runs.lookup.get(call.path("run"))
+    nodes = {node.id: node for node in call.service.machines.nodes.all()}
     return ssh_target(state, query.job, nodes)
 
 
 async def abort_job(call: Call) -> RunView:
-    actions = call.service.actions
+    actions = call.service.runs.actions
     run, job = call.path("run"), call.path("job")
     return shown_run(call, await actions.abort_job(run, job, user=call.caller))
 
 
 async def abandon_job(call: Call) -> RunView:
-    actions = call.service.actions
+    actions = call.service.runs.actions
     run, job = call.path("run"), call.path("job")
     return shown_run(call, await actions.abandon_job(run, job, user=call.caller))
 
 
 async def interrupt_job(call: Call) -> RunView:
-    actions = call.service.actions
+    actions = call.service.runs.actions
     run, job = call.path("run"), call.path("job")
     return shown_run(call, await actions.interrupt_job(run, job, user=call.caller))
 
@@ -151,14 +151,18 @@ def _why_not(state: RunState, job: Job, attempt: Attempt | None) -> str:
 
 async def run_metrics(call: Call) -> MetricsAnswer:
     query: JobQuery = call.query
-    uses = await call.service.metrics.of(call.path("run"), query.job)
-    names = call.service.nodes.names()
+    uses = await call.service.jobs.metrics.of(call.path("run"), query.job)
+    names = call.service.machines.nodes.names()
     return MetricsAnswer(jobs=tuple(use_view(use, names) for use in uses))
 
 
 async def metrics_history(call: Call) -> MetricsHistoryAnswer:
     query: HistoryQuery = call.query
-    runs, history, until = call.service.runs, call.service.metric_history, call.service.clock.now()
+    runs, history, until = (
+        call.service.runs.lookup,
+        call.service.jobs.metric_history,
+        call.service.clock.now(),
+    )
     state = await runs.get(call.path("run"))
     if query.job is not None or query.attempt is not None:
         attempt = await runs.attempt(state, query.job, query.attempt)

@@ -13,7 +13,7 @@ from fairlead.queries import SearchQuery, WindowQuery
 async def read_log_window(call: Call) -> LogWindow:
     query: WindowQuery = call.query
     attempt = await _attempt(call, query.job, query.attempt)
-    return EMPTY if attempt is None else await call.service.logs.window(attempt.id, query)
+    return EMPTY if attempt is None else await call.service.jobs.logs.window(attempt.id, query)
 
 
 async def search_log(call: Call) -> LogSearch:
@@ -22,7 +22,7 @@ async def search_log(call: Call) -> LogSearch:
     attempt = await _attempt(call, query.job, query.attempt)
     if attempt is None:
         return NOTHING
-    return await call.service.logs.search(attempt.id, looked_for, query.offset, query.limit)
+    return await call.service.jobs.logs.search(attempt.id, looked_for, query.offset, query.limit)
 
 
 def wanted_by(query: SearchQuery) -> Wanted:
@@ -34,9 +34,9 @@ def wanted_by(query: SearchQuery) -> Wanted:
 
 
 async def _attempt(call: Call, job: str | None, attempt: str | None) -> Attempt | None:
-    state = await call.service.runs.get(call.path("run"))
-    found = await call.service.runs.attempt(state, job, attempt)
-    await call.service.kept_logs.require(state, found)
+    state = await call.service.runs.lookup.get(call.path("run"))
+    found = await call.service.runs.lookup.attempt(state, job, attempt)
+    await call.service.jobs.kept_logs.require(state, found)
     return found
 
 

@@ -79,10 +79,10 @@ async def read_logs(call: Call) -> web.StreamResponse:
     An attempt that has not begun has an empty log; a removed log is an error.
     """
     query: LogsQuery = call.query
-    state = await call.service.runs.get(call.path("run"))
-    attempt = await call.service.runs.attempt(state, query.job, query.attempt)
-    await call.service.kept_logs.require(state, attempt)
-    pieces = None if attempt is None else call.service.logs.read(attempt.id, query.offset)
+    state = await call.service.runs.lookup.get(call.path("run"))
+    attempt = await call.service.runs.lookup.attempt(state, query.job, query.attempt)
+    await call.service.jobs.kept_logs.require(state, attempt)
+    pieces = None if attempt is None else call.service.jobs.logs.read(attempt.id, query.offset)
     return await send_log(call.request, query, pieces, None if attempt is None else attempt.id)
 
 
@@ -150,17 +150,19 @@ async def follow_logs(call: Call) -> web.StreamResponse:
     """Send the log as the runner does: `LogsHeader` as text, then whole frames; closes with 1000 at
     the end. JSON and text have no header."""
     query: FollowQuery = call.query
-    state = await call.service.runs.get(call.path("run"))
-    attempt = await call.service.runs.attempt(state, query.job, query.attempt)
+    state = await call.service.runs.lookup.get(call.path("run"))
+    attempt = await call.service.runs.lookup.attempt(state, query.job, query.attempt)
     if call.request.get(IS_ONLY_FOUND, False):
         if attempt is None or attempt.status in FINAL_ATTEMPT_STATUSES:
             return web.Response(status=204)
         return json_response(FoundLog(run_id=state.run.id, attempt_id=attempt.id))
-    await call.service.kept_logs.require(state, attempt)
+    await call.service.jobs.kept_logs.require(state, attempt)
     pieces = None
     if attempt is not None:
         service = call.service
-        pieces = follow_log(service.runs, service.logs, state.run.id, attempt.id, query.offset)
+        pieces = follow_log(
+            service.runs.lookup, service.jobs.logs, state.run.id, attempt.id, query.offset
+        )
     return await stream_log(call.request, query, pieces)
 
 

@@ -31,7 +31,7 @@ class OutputsQuery(Query, frozen=True):
 
 async def list_outputs(call: Call) -> OutputsAnswer:
     query: OutputsQuery = call.query
-    runs = call.service.runs
+    runs = call.service.runs.lookup
     state = await runs.get(call.path("run"))
     one = query.job is not None or query.attempt is not None or len(state.jobs) == 1
     jobs = [query.job] if one else [job.id for job in state.jobs]
@@ -39,17 +39,17 @@ async def list_outputs(call: Call) -> OutputsAnswer:
     for job in jobs:
         attempt = await runs.attempt(state, job, query.attempt)
         if attempt is not None:
-            found = await call.service.outputs.find(state, attempt)
-            views.append(_view(found, call.service.progress.get(attempt.id), with_files=one))
+            found = await call.service.jobs.outputs.find(state, attempt)
+            views.append(_view(found, call.service.runs.progress.get(attempt.id), with_files=one))
     return OutputsAnswer(outputs=tuple(views))
 
 
 async def read_outputs(call: Call) -> web.StreamResponse:
     query: OutputsQuery = call.query
-    state = await call.service.runs.get(call.path("run"))
+    state = await call.service.runs.lookup.get(call.path("run"))
     job = None if query.job is None else find_job(state, query.job).id
-    attempt = await call.service.runs.attempt(state, job, query.attempt)
-    archive = await call.service.outputs.archive(state, attempt)
+    attempt = await call.service.runs.lookup.attempt(state, job, query.attempt)
+    archive = await call.service.jobs.outputs.archive(state, attempt)
     if archive.path is not None:
         return web.FileResponse(archive.path, headers=_HEADERS)
     return await _relay(call, archive)
@@ -73,7 +73,7 @@ async def _relay(call: Call, archive: Archive) -> web.StreamResponse:
         response.set_status(206)
         response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{length}"
     response.content_length = end - start
-    pieces = call.service.outputs.read(archive, start, end)
+    pieces = call.service.jobs.outputs.read(archive, start, end)
     first = await anext(pieces)  # before the headers: a refusal is still possible
     await response.prepare(request)
     await response.write(first)

@@ -33,7 +33,7 @@ class PortQuery(Query, frozen=True):
 async def open_port(call: Call) -> web.StreamResponse:
     query: PortQuery = call.query
     port = number_of(call.path("port"))
-    stream = await call.service.ports.open(call.path("run"), query.job, port, user=call.caller)
+    stream = await call.service.jobs.ports.open(call.path("run"), query.job, port, user=call.caller)
     return await carry_port(call.request, stream)
 
 

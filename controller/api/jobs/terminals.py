@@ -51,7 +51,9 @@ class _Size(msgspec.Struct, frozen=True):
 
 async def open_terminal(call: Call) -> web.StreamResponse:
     run = call.path("run")
-    return await serve_terminal(call.request, call.service.terminals, run, call.query, call.caller)
+    return await serve_terminal(
+        call.request, call.service.jobs.terminals, run, call.query, call.caller
+    )
 
 
 async def serve_terminal(

@@ -48,7 +48,7 @@ class FleetsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_fleets(call: Call) -> FleetsAnswer:
-    found, cursor = page(call.service.fleets.all(), call.query, lambda fleet: fleet.name)
+    found, cursor = page(call.service.machines.fleets.all(), call.query, lambda fleet: fleet.name)
     return FleetsAnswer(
         fleets=tuple(fleet_view(call, fleet) for fleet in found), next_cursor=cursor
     )
@@ -56,7 +56,7 @@ async def list_fleets(call: Call) -> FleetsAnswer:
 
 async def add_fleet(call: Call) -> FleetView:
     body: NewFleetBody = call.body
-    fleet = await call.service.rented.add(
+    fleet = await call.service.machines.rented.add(
         body.name,
         placement=body.placement,
         attributes=body.attributes,
@@ -69,7 +69,7 @@ async def add_fleet(call: Call) -> FleetView:
 
 async def change_fleet(call: Call) -> FleetView:
     body: FleetBody = call.body
-    fleet = await call.service.fleets.set(
+    fleet = await call.service.machines.fleets.set(
         call.path("fleet"),
         placement=body.placement,
         attributes=body.attributes,
@@ -80,18 +80,20 @@ async def change_fleet(call: Call) -> FleetView:
 
 async def set_images(call: Call) -> FleetView:
     body: FleetImagesBody = call.body
-    fleet = await call.service.fleets.set_images(
+    fleet = await call.service.machines.fleets.set_images(
         call.path("fleet"), images=body.images, registry_auth=body.registry_auth, user=call.caller
     )
     return fleet_view(call, fleet)
 
 
 async def remove_fleet(call: Call) -> FleetView:
-    return fleet_view(call, await call.service.fleets.remove(call.path("fleet"), user=call.caller))
+    return fleet_view(
+        call, await call.service.machines.fleets.remove(call.path("fleet"), user=call.caller)
+    )
 
 
 def fleet_view(call: Call, fleet: Fleet) -> FleetView:
-    nodes = tuple(call.service.fleets.nodes_of(fleet.name))
+    nodes = tuple(call.service.machines.fleets.nodes_of(fleet.name))
     rents = fleet.machines
     if rents is None:
         return derived(FleetView, fleet, nodes=nodes, machines=None)
@@ -101,8 +103,8 @@ def fleet_view(call: Call, fleet: Fleet) -> FleetView:
         spot=rents.spot.value,
         per_hour=fleet.budget.per_hour,
         per_month=fleet.budget.per_month,
-        month_cost=call.service.rented.month_cost(fleet.name),
-        why_never=call.service.rented.why_never(fleet),
+        month_cost=call.service.machines.rented.month_cost(fleet.name),
+        why_never=call.service.machines.rented.why_never(fleet),
     )
     return derived(FleetView, fleet, nodes=nodes, machines=machines)
 

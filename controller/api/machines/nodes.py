@@ -26,7 +26,7 @@ from fairlead.documents.nodes import (
     QuarantinedTaskView,
 )
 from fairlead.queries import Query
-from fairlead.wire.shim import Finding
+from fairlead.wire.node import Finding
 
 
 class DrainBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,8 +91,8 @@ class UserDataAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_nodes(call: Call) -> NodesAnswer:
-    found, cursor = page(call.service.nodes.all(), call.query, lambda node: node.name)
-    nodes = call.service.nodes
+    found, cursor = page(call.service.machines.nodes.all(), call.query, lambda node: node.name)
+    nodes = call.service.machines.nodes
     uses = nodes.uses(call.caller)
     views = (node_view(node, uses.get(node.id, NodeUse()), nodes.seen_at(node)) for node in found)
     return NodesAnswer(nodes=tuple(views), next_cursor=cursor)
@@ -100,51 +100,55 @@ async def list_nodes(call: Call) -> NodesAnswer:
 
 async def add_node(call: Call) -> NodeView:
     request: NodeRequest = call.body
-    return shown_node(call, await call.service.nodes.add(request, user=call.caller))
+    return shown_node(call, await call.service.machines.nodes.add(request, user=call.caller))
 
 
 async def get_node(call: Call) -> NodeView:
-    return shown_node(call, call.service.nodes.get(call.path("node")))
+    return shown_node(call, call.service.machines.nodes.get(call.path("node")))
 
 
 async def drain_node(call: Call) -> NodeView:
     body: DrainBody = call.body
-    node = await call.service.nodes.drain(
+    node = await call.service.machines.nodes.drain(
         call.path("node"), reason=body.reason, deadline=body.deadline, user=call.caller
     )
     return shown_node(call, node)
 
 
 async def resume_node(call: Call) -> NodeView:
-    return shown_node(call, await call.service.nodes.resume(call.path("node"), user=call.caller))
+    return shown_node(
+        call, await call.service.machines.nodes.resume(call.path("node"), user=call.caller)
+    )
 
 
 async def clear_gpu(call: Call) -> NodeView:
     key, uuid = call.path("node"), call.path("gpu")
-    return shown_node(call, await call.service.gpus.clear(key, uuid, user=call.caller))
+    return shown_node(call, await call.service.machines.gpus.clear(key, uuid, user=call.caller))
 
 
 async def remove_node(call: Call) -> NodeView:
     query: RemoveQuery = call.query
-    node = await call.service.nodes.remove(call.path("node"), lost=query.lost, user=call.caller)
+    node = await call.service.machines.nodes.remove(
+        call.path("node"), lost=query.lost, user=call.caller
+    )
     return shown_node(call, node)
 
 
 async def get_node_key(call: Call) -> NodeKeyAnswer:
-    if call.service.node_key is None:
+    if call.service.machines.node_key is None:
         raise Unavailable("this controller has no SSH key: it was started without one")
-    return NodeKeyAnswer(public_key=call.service.node_key)
+    return NodeKeyAnswer(public_key=call.service.machines.node_key)
 
 
 async def announce_node(call: Call) -> UserDataAnswer:
     body: Announcement = call.body
-    node, user_data = await call.service.registrations.announce(body, user=call.caller)
+    node, user_data = await call.service.machines.registrations.announce(body, user=call.caller)
     return UserDataAnswer(node=shown_node(call, node), user_data=user_data)
 
 
 async def register_node(call: Call) -> NodeView:
     body: RegisterBody = call.body
-    node = await call.service.registrations.register(
+    node = await call.service.machines.registrations.register(
         call.path("node"), host=body.host, port=body.port, user=call.caller
     )
     return shown_node(call, node)
@@ -160,7 +164,7 @@ async def uncordon_node(call: Call) -> NodeView:
 
 
 async def _cordon(call: Call, cordoned: bool, reason: str | None) -> NodeView:
-    node = await call.service.nodes.cordon(
+    node = await call.service.machines.nodes.cordon(
         call.path("node"), cordoned=cordoned, reason=reason, user=call.caller
     )
     return shown_node(call, node)
@@ -168,7 +172,7 @@ async def _cordon(call: Call, cordoned: bool, reason: str | None) -> NodeView:
 
 async def change_node(call: Call) -> NodeView:
     body: NodeBody = call.body
-    node = await call.service.nodes.set(
+    node = await call.service.machines.nodes.set(
         call.path("node"),
         attributes=body.attributes,
         fleet=body.fleet,
@@ -180,26 +184,26 @@ async def change_node(call: Call) -> NodeView:
 
 
 async def examine_node(call: Call) -> FindingsAnswer:
-    found = await call.service.doctor.examine(call.path("node"), user=call.caller)
+    found = await call.service.machines.doctor.examine(call.path("node"), user=call.caller)
     return FindingsAnswer(findings=found)
 
 
 async def list_quarantined(call: Call) -> TasksAnswer:
-    tasks = call.service.nodes.quarantine(call.path("node"), call.caller)
+    tasks = call.service.machines.nodes.quarantine(call.path("node"), call.caller)
     return TasksAnswer(tasks=tuple(derived(QuarantinedTaskView, task) for task in tasks))
 
 
 async def stop_quarantined(call: Call) -> NodeView:
-    node = await call.service.nodes.stop_task(
+    node = await call.service.machines.nodes.stop_task(
         call.path("node"), call.path("task"), user=call.caller
     )
     return shown_node(call, node)
 
 
 def shown_node(call: Call, node: Node) -> NodeView:
-    nodes = call.service.nodes
+    nodes = call.service.machines.nodes
     use = nodes.use(node, call.caller)
-    images = call.service.fleets.images_on(node)
+    images = call.service.machines.fleets.images_on(node)
     return node_view(node, use, nodes.seen_at(node), history=node.history, images=images)
 
 

@@ -29,26 +29,32 @@ class TrialBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def check_provider(call: Call) -> ProviderCheckView:
-    found = await call.service.providers.check(call.path("provider"), call.caller)
+    found = await call.service.machines.providers.check(call.path("provider"), call.caller)
     return ProviderCheckView(findings=tuple(derived(ProviderFindingView, one) for one in found))
 
 
 async def begin_trial(call: Call) -> ProviderTrialView:
     body: TrialBody = call.body
     name = call.path("provider")
-    return _view(await call.service.providers.try_one(name, body.instance_type, call.caller))
+    return _view(
+        await call.service.machines.providers.try_one(name, body.instance_type, call.caller)
+    )
 
 
 async def get_trial(call: Call) -> ProviderTrialView:
-    return _view(call.service.providers.trial(call.path("provider"), call.caller))
+    return _view(call.service.machines.providers.trial(call.path("provider"), call.caller))
 
 
 async def list_offers(call: Call) -> ProviderOffersView:
-    return _offers(await call.service.providers.offered(call.path("provider"), call.caller))
+    return _offers(
+        await call.service.machines.providers.offered(call.path("provider"), call.caller)
+    )
 
 
 async def refresh_offers(call: Call) -> ProviderOffersView:
-    return _offers(await call.service.providers.refresh(call.path("provider"), call.caller))
+    return _offers(
+        await call.service.machines.providers.refresh(call.path("provider"), call.caller)
+    )
 
 
 def _offers(found: Offered) -> ProviderOffersView:

@@ -43,7 +43,7 @@ class OrphansAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 async def set_machines(call: Call) -> FleetView:
     body: MachinesBody = call.body
-    fleet = await call.service.rented.set_machines(
+    fleet = await call.service.machines.rented.set_machines(
         call.path("fleet"), machines=body.machines, budget=body.budget, user=call.caller
     )
     return fleet_view(call, fleet)
@@ -51,7 +51,7 @@ async def set_machines(call: Call) -> FleetView:
 
 async def list_machines(call: Call) -> MachinesAnswer:
     query: MachinesQuery = call.query
-    machines = call.service.rented.all(with_ended=query.all)
+    machines = call.service.machines.rented.all(with_ended=query.all)
     found, cursor = page(machines, query, lambda machine: machine.id)
     return MachinesAnswer(
         machines=tuple(_machine(call, machine) for machine in found), next_cursor=cursor
@@ -60,26 +60,28 @@ async def list_machines(call: Call) -> MachinesAnswer:
 
 async def list_costs(call: Call) -> CostsView:
     query: CostsQuery = call.query
-    rows = await call.service.costs.costs(
+    rows = await call.service.machines.costs.costs(
         query.keys(), seconds=query.seconds, user=call.caller, per=query.per
     )
     return CostsView(
         rows=tuple(rows),
         total=sum(one.cost for one in rows),
-        per_hour=await call.service.costs.per_hour(call.caller),
-        budgets=tuple(call.service.costs.budgets(call.caller)),
+        per_hour=await call.service.machines.costs.per_hour(call.caller),
+        budgets=tuple(call.service.machines.costs.budgets(call.caller)),
     )
 
 
 async def forget_machine(call: Call) -> MachineView:
-    return _machine(call, await call.service.rented.forget(call.path("machine"), call.caller))
+    return _machine(
+        call, await call.service.machines.rented.forget(call.path("machine"), call.caller)
+    )
 
 
 async def list_orphans(call: Call) -> OrphansAnswer:
     return OrphansAnswer(
         orphans=tuple(
             derived(OrphanView, orphan, ends_at=_ends_at(orphan.ends_at()))
-            for orphan in call.service.rented.orphans(call.caller)
+            for orphan in call.service.machines.rented.orphans(call.caller)
         )
     )
 
@@ -89,7 +91,7 @@ def _ends_at(at: float | None) -> str | None:
 
 
 def _machine(call: Call, machine: Machine) -> MachineView:
-    offer, rented = machine.offer, call.service.rented
+    offer, rented = machine.offer, call.service.machines.rented
     return derived(
         MachineView,
         machine,

@@ -52,13 +52,13 @@ class PartsManifest(msgspec.Struct, frozen=True, kw_only=True):
 async def put_blob(call: Call) -> BlobAnswer:
     digest = call.path("blob")
     pieces = call.request.content.iter_chunked(PIECE_BYTES)
-    size = await call.service.blobs.put(digest, pieces, user=call.caller)
+    size = await call.service.runs.blobs.put(digest, pieces, user=call.caller)
     return BlobAnswer(sha256=digest, size=size)
 
 
 async def find_missing_parts(call: Call) -> PartsAnswer:
     body: PartsBody = call.body
-    found = await call.service.blobs.missing(call.path("blob"), body.parts, user=call.caller)
+    found = await call.service.runs.blobs.missing(call.path("blob"), body.parts, user=call.caller)
     return PartsAnswer(missing=tuple(found))
 
 
@@ -67,7 +67,7 @@ async def put_blob_parts(call: Call) -> BlobAnswer:
     line, rest = await _first_line(pieces)
     manifest = decode_body(line, PartsManifest)
     async with aclosing(_after(rest, pieces)) as coming:
-        size = await call.service.blobs.put_parts(
+        size = await call.service.runs.blobs.put_parts(
             digest, manifest.parts, manifest.sent, coming, user=call.caller
         )
     return BlobAnswer(sha256=digest, size=size)
@@ -95,7 +95,7 @@ async def _after(rest: bytes, pieces: AsyncIterable[bytes]) -> AsyncGenerator[by
 
 async def get_blob(call: Call) -> BlobAnswer:
     digest = call.path("blob")
-    size = await call.service.blobs.size(digest, user=call.caller)
+    size = await call.service.runs.blobs.size(digest, user=call.caller)
     return BlobAnswer(sha256=digest, size=size)
 
 

@@ -35,7 +35,7 @@ class EventsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_events(call: Call) -> EventsAnswer:
     query: EventQuery = call.query
-    stored = await call.service.runs.events(one_more(query), user=call.caller)
+    stored = await call.service.runs.lookup.events(one_more(query), user=call.caller)
     stored, cursor = cut(stored, query.limit, lambda event: str(event.seq))
     return EventsAnswer(events=tuple(event_view(event) for event in stored), next_cursor=cursor)
 
@@ -49,7 +49,7 @@ def event_view(stored: StoredEvent) -> EventView:
 async def watch_events(call: Call) -> web.StreamResponse:
     """Send the events after the cursor, then those that come; for one run until it has ended."""
     query: EventsWatchQuery = call.query
-    runs = call.service.runs
+    runs = call.service.runs.lookup
     run_id = None
     if query.run is not None:
         run_id = (await runs.seen(query.run, call.caller)).run.id
@@ -64,7 +64,7 @@ async def watch_events(call: Call) -> web.StreamResponse:
 
 async def _events(call: Call, run_id: str | None, after: int) -> AsyncIterator[EventView | None]:
     """Yield events; None is a heartbeat."""
-    runs, heartbeat = call.service.runs, Heartbeat()
+    runs, heartbeat = call.service.runs.lookup, Heartbeat()
     async with runs.changes(run_id) as changed:
         while True:
             # Both before the page is read: it then has all events of the end, and what comes
@@ -87,7 +87,7 @@ async def _events(call: Call, run_id: str | None, after: int) -> AsyncIterator[E
 
 
 async def _has_ended(call: Call, run_id: str) -> bool:
-    return (await call.service.runs.get(run_id)).run.status in FINAL_RUN_STATUSES
+    return (await call.service.runs.lookup.get(run_id)).run.status in FINAL_RUN_STATUSES
 
 
 ROUTES: tuple[Route, ...] = (

@@ -19,10 +19,11 @@ from controller.api.http.streams import HEARTBEAT_SECONDS, cancel_this, reader_m
 from controller.api.views import run_summary, run_view, with_collections
 from controller.lifecycle.model import RunState
 from controller.service import ControllerService
-from controller.service.runs.submission import IfExists, Submission, Submitted
+from controller.service.runs.submission_stages import IfExists, Submission, Submitted
 from controller.service.runs.sweeps import submitted_configuration
 from fairlead.configuration.text.plain import MAX_CHARACTERS, NotPlain, plain
 from fairlead.configuration.text.source import SourceError
+from fairlead.connections.order_keys import MAX_ORDER_KEY, ORDER_KEY
 from fairlead.documents.runs import (
     MAX_BATCH,
     BatchAnswer,
@@ -34,7 +35,6 @@ from fairlead.documents.runs import (
 from fairlead.model.starts import LEASE_SECONDS
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AttemptStatus
 from fairlead.queries import RunQuery
-from fairlead.wire.actions import MAX_ORDER_KEY, ORDER_KEY
 from fairlead.wire.errors import ErrorDetail
 from fairlead.wire.shim import PullProgress
 
@@ -160,7 +160,7 @@ async def submit_yaml(call: Call) -> Instead | RunView:
 
 
 async def _submitted(call: Call, submission: Submission) -> Instead | RunView:
-    submitted = await call.service.submissions.submit(submission, user=call.caller)
+    submitted = await call.service.runs.submissions.submit(submission, user=call.caller)
     view = shown_run(call, submitted.state)
     if submitted.kept or submitted.ending:
         return Instead(answer=view, status=200 if submitted.kept else 202)
@@ -170,7 +170,7 @@ async def _submitted(call: Call, submission: Submission) -> Instead | RunView:
 async def submit_runs(call: Call) -> BatchAnswer:
     body: SubmitManyBody = call.body
     submissions = [Submission(**asdict(one)) for one in body.runs]
-    results = await call.service.submissions.submit_all(submissions, user=call.caller)
+    results = await call.service.runs.submissions.submit_all(submissions, user=call.caller)
     return BatchAnswer(results=tuple(map(_batch_item, results)))
 
 
@@ -187,30 +187,30 @@ def _batch_item(result: Submitted | Exception) -> BatchItem:
 async def submit_together(call: Call) -> SubmittedTogether:
     body: SubmitTogetherBody = call.body
     submissions = [Submission(**asdict(one)) for one in body.runs]
-    states = await call.service.submissions.submit_together(submissions, user=call.caller)
+    states = await call.service.runs.submissions.submit_together(submissions, user=call.caller)
     return SubmittedTogether(runs=tuple(shown_run(call, state) for state in states))
 
 
 async def list_runs(call: Call) -> RunsAnswer:
     query: RunQuery = call.query
-    states = await call.service.runs.page(one_more(query), user=call.caller)
-    names, now = call.service.nodes.names(), call.service.clock.now()
+    states = await call.service.runs.lookup.page(one_more(query), user=call.caller)
+    names, now = call.service.machines.nodes.names(), call.service.clock.now()
     states, cursor = cut(states, query.limit, lambda state: state.run.id)
     runs = tuple(run_summary(state, names, now) for state in states)
     return RunsAnswer(runs=runs, next_cursor=cursor)
 
 
 async def get_run(call: Call) -> RunView:
-    state = await call.service.runs.get(call.path("run"))
+    state = await call.service.runs.lookup.get(call.path("run"))
     service = call.service
-    children, url = await service.runs.family(state), service.gateways.url(state.run)
+    children, url = await service.runs.lookup.family(state), service.gateways.url(state.run)
     now = service.clock.now()
-    view = run_view(state, service.nodes.names(), children, url, with_ended=True, now=now)
-    return with_collections(view, service.progress)
+    view = run_view(state, service.machines.nodes.names(), children, url, with_ended=True, now=now)
+    return with_collections(view, service.runs.progress)
 
 
 async def get_submission(call: Call) -> RunSubmission:
-    state = await call.service.runs.get(call.path("run"))
+    state = await call.service.runs.lookup.get(call.path("run"))
     configuration = submitted_configuration(state)
     return RunSubmission(id=state.run.id, name=state.run.name, configuration=configuration)
 
@@ -220,9 +220,9 @@ def shown_run(call: Call, state: RunState) -> RunView:
 
 
 def _shown(service: ControllerService, state: RunState) -> RunView:
-    children, url = service.runs.children(state), service.gateways.url(state.run)
-    view = run_view(state, service.nodes.names(), children, url, now=service.clock.now())
-    return with_collections(view, service.progress)
+    children, url = service.runs.lookup.children(state), service.gateways.url(state.run)
+    view = run_view(state, service.machines.nodes.names(), children, url, now=service.clock.now())
+    return with_collections(view, service.runs.progress)
 
 
 def _order_key(call: Call) -> str:
@@ -235,7 +235,7 @@ def _order_key(call: Call) -> str:
 
 async def stop_run(call: Call) -> RunView:
     body: StopBody = call.body
-    state = await call.service.actions.stop(
+    state = await call.service.runs.actions.stop(
         call.path("run"), abort=body.abort, user=call.caller, order_key=_order_key(call)
     )
     return shown_run(call, state)
@@ -244,7 +244,7 @@ async def stop_run(call: Call) -> RunView:
 async def start_run_again(call: Call) -> RunView:
     body: StartAgainBody = call.body
     submission = Submission(configuration=body.configuration)
-    state = await call.service.starting_again.start_again(
+    state = await call.service.runs.starting_again.start_again(
         call.path("run"), submission, user=call.caller
     )
     return shown_run(call, state)
@@ -252,14 +252,14 @@ async def start_run_again(call: Call) -> RunView:
 
 async def note_watcher(call: Call) -> WatcherBody:
     body: WatcherBody = call.body
-    await call.service.starting_again.watch(
+    await call.service.runs.starting_again.watch(
         call.path("run"), body.watcher, body.seconds, user=call.caller
     )
     return body
 
 
 async def complete_run(call: Call) -> RunView:
-    state = await call.service.actions.complete(
+    state = await call.service.runs.actions.complete(
         call.path("run"), user=call.caller, order_key=_order_key(call)
     )
     return shown_run(call, state)
@@ -267,7 +267,7 @@ async def complete_run(call: Call) -> RunView:
 
 async def suspend_run(call: Call) -> RunView:
     body: SuspendBody = call.body
-    state = await call.service.actions.suspend(
+    state = await call.service.runs.actions.suspend(
         call.path("run"),
         abort_running=body.abort_running,
         user=call.caller,
@@ -277,7 +277,7 @@ async def suspend_run(call: Call) -> RunView:
 
 
 async def resume_run(call: Call) -> RunView:
-    state = await call.service.actions.resume(
+    state = await call.service.runs.actions.resume(
         call.path("run"), user=call.caller, order_key=_order_key(call)
     )
     return shown_run(call, state)
@@ -285,7 +285,7 @@ async def resume_run(call: Call) -> RunView:
 
 async def scale_run(call: Call) -> RunView:
     body: ScaleBody = call.body
-    state = await call.service.actions.scale(
+    state = await call.service.runs.actions.scale(
         call.path("run"),
         group=body.group,
         nodes=body.nodes,
@@ -309,7 +309,7 @@ def progress_view(state: RunState, progress: Mapping[str, PullProgress]) -> dict
 async def watch_run(call: Call) -> web.StreamResponse:
     """Send a line at once, one after each change, and a heartbeat when nothing changes; the final
     state is the last line. Changes of a run with many live jobs share a line."""
-    run_id = (await call.service.runs.get(call.path("run"))).run.id
+    run_id = (await call.service.runs.lookup.get(call.path("run"))).run.id
     response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-store"})
     with registered(call.request, cancel_this()), reader_may_leave():
         await response.prepare(call.request)
@@ -322,7 +322,7 @@ async def watch_run(call: Call) -> web.StreamResponse:
 async def _watch_lines(call: Call, run_id: str) -> AsyncIterator[bytes]:
     heartbeat = msgspec.json.encode(WatchLine(run=None))
     last = b""
-    async with call.service.runs.watch(run_id) as watch:
+    async with call.service.runs.lookup.watch(run_id) as watch:
         while True:
             state = await watch.next(HEARTBEAT_SECONDS)
             began = time.perf_counter()
@@ -343,7 +343,9 @@ def pause_after(took: float) -> float:
 
 def watch_line(service: ControllerService, state: RunState) -> bytes:
     """Return the line of a watch, which is the same for all who may see the run."""
-    line = WatchLine(run=_shown(service, state), progress=progress_view(state, service.progress))
+    line = WatchLine(
+        run=_shown(service, state), progress=progress_view(state, service.runs.progress)
+    )
     return msgspec.json.encode(line)
 
 

@@ -11,7 +11,7 @@ from controller.api.views import derived, iso_or_none
 from controller.lifecycle.model import RunState
 from controller.service.runs.explanations import UnderWay
 from controller.service.runs.plans import Preview
-from controller.service.runs.submission import Submission
+from controller.service.runs.submission_stages import Submission
 from fairlead.documents.plans import ExplainView, GroupPlanView, OffersView, PlanView, UnderWayView
 from fairlead.documents.sweeps import SweepPlanView
 
@@ -24,7 +24,7 @@ class PlanBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def explain_run(call: Call) -> ExplainView:
-    found = await call.service.explanations.explain(call.path("run"), call.caller)
+    found = await call.service.runs.explanations.explain(call.path("run"), call.caller)
     run = found.state.run
     return ExplainView(
         run=run.id,
@@ -43,7 +43,7 @@ def _under_way(found: UnderWay) -> UnderWayView:
 async def plan_run(call: Call) -> PlanView:
     body: PlanBody = call.body
     submission = Submission(configuration=body.configuration, name=body.name)
-    found = await call.service.plans.plan(submission, user=call.caller)
+    found = await call.service.runs.plans.plan(submission, user=call.caller)
     return PlanView(
         jobs=found.allocations,
         refused=found.refused,
@@ -67,7 +67,7 @@ def _sweep(state: RunState) -> SweepPlanView | None:
 async def offers_for_run(call: Call) -> OffersView:
     body: PlanBody = call.body
     submission = Submission(configuration=body.configuration, name=body.name)
-    return OffersView(places=call.service.plans.offers(submission, user=call.caller))
+    return OffersView(places=call.service.runs.plans.offers(submission, user=call.caller))
 
 
 def _groups(found: Preview) -> tuple[GroupPlanView, ...]:

@@ -11,7 +11,7 @@ from controller.api.http.routes import Call, Route
 from controller.api.views import derived, iso_or_none, job_view
 from controller.lifecycle.model import Job, RunState
 from controller.service.runs.deployments import Change, GroupNow
-from controller.service.runs.submission import Submission
+from controller.service.runs.submission_stages import Submission
 from fairlead.documents.services import (
     ChangeView,
     DeploymentView,
@@ -38,13 +38,13 @@ class RollbackBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def get_service(call: Call) -> ServiceView:
-    return _view(call, await call.service.deployments.get(call.path("run")))
+    return _view(call, await call.service.runs.deployments.get(call.path("run")))
 
 
 async def deploy_service(call: Call) -> DeployView:
     body: DeployBody = call.body
     submission = Submission(configuration=body.configuration, ssh_keys=body.ssh_keys)
-    deployments = call.service.deployments
+    deployments = call.service.runs.deployments
     act = deployments.changes if body.only_ask else deployments.deploy
     state, changes = await act(call.path("run"), submission, user=call.caller)
     return DeployView(service=_view(call, state), changes=tuple(_change(one) for one in changes))
@@ -52,7 +52,7 @@ async def deploy_service(call: Call) -> DeployView:
 
 async def roll_back_service(call: Call) -> ServiceView:
     body: RollbackBody = call.body
-    deployments = call.service.deployments
+    deployments = call.service.runs.deployments
     return _view(call, await deployments.roll_back(call.path("run"), to=body.to, user=call.caller))
 
 
@@ -61,7 +61,7 @@ def _change(change: Change) -> ChangeView:
 
 
 def _view(call: Call, state: RunState) -> ServiceView:
-    run, names = state.run, call.service.nodes.names()
+    run, names = state.run, call.service.machines.nodes.names()
     service = run.service
     assert service is not None, "the run is a service"
     return ServiceView(
@@ -73,9 +73,9 @@ def _view(call: Call, state: RunState) -> ServiceView:
         model=service.model,
         auth=service.auth,
         deployment=run.deployment,
-        groups=tuple(_group(one) for one in call.service.deployments.groups(run)),
+        groups=tuple(_group(one) for one in call.service.runs.deployments.groups(run)),
         replicas=tuple(
-            _replica(state, jobs, names, call.service.deployments.ejected_until)
+            _replica(state, jobs, names, call.service.runs.deployments.ejected_until)
             for jobs in _present(state)
         ),
         deployments=tuple(derived(DeploymentView, one) for one in run.deployments),

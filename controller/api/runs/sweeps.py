@@ -32,9 +32,9 @@ class SetsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_sets(call: Call) -> SetsAnswer:
     query: SetQuery = call.query
-    state = await call.service.runs.get(call.path("run"))
-    found = call.service.sweeps.page(state, query)
-    names = call.service.nodes.names()
+    state = await call.service.runs.lookup.get(call.path("run"))
+    found = call.service.runs.sweeps.page(state, query)
+    names = call.service.machines.nodes.names()
     kept = found[: query.limit]
     return SetsAnswer(
         sets=tuple(set_view(one, names) for one in kept),
@@ -44,13 +44,13 @@ async def list_sets(call: Call) -> SetsAnswer:
 
 async def stop_sets(call: Call) -> RunView:
     body: SetsBody = call.body
-    sweeps = call.service.sweeps
+    sweeps = call.service.runs.sweeps
     return shown_run(call, await sweeps.stop(call.path("run"), which=body.which, user=call.caller))
 
 
 async def retry_sets(call: Call) -> RetriedView:
     body: SetsBody = call.body
-    sweeps = call.service.sweeps
+    sweeps = call.service.runs.sweeps
     found = await sweeps.retry(call.path("run"), which=body.which, user=call.caller)
     shown = shown_run(call, found.state)
     return RetriedView(**msgspec.structs.asdict(shown), left_out=found.left_out)
@@ -58,7 +58,7 @@ async def retry_sets(call: Call) -> RetriedView:
 
 async def resize(call: Call) -> RunView:
     body: ParallelBody = call.body
-    sweeps = call.service.sweeps
+    sweeps = call.service.runs.sweeps
     return shown_run(
         call,
         await sweeps.resize(call.path("run"), max_parallel=body.max_parallel, user=call.caller),

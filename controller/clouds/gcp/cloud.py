@@ -332,6 +332,7 @@ class GcpCloud:
         zone, name = self._split(instance_id)
         try:
             await self._call(Nothing, "DELETE", f"zones/{zone}/instances/{name}")
+        # An earlier call deleted it, or its owner did: there is nothing to pay for.
         except NotThere:
             return True
         return False

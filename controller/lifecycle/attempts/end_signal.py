@@ -22,7 +22,7 @@ from controller.lifecycle.model import Attempt, Job, Run, SignalledEnd
 from controller.lifecycle.reports import JobSignalled
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
-from fairlead.wire.runner import EndSignal
+from fairlead.wire.job import EndSignal
 
 FORESEEABLE = frozenset(
     {

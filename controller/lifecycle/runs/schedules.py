@@ -14,7 +14,7 @@ from typing import Final
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import Incarnation, Occurrence, Run
-from controller.lifecycle.runs.submission import first_rank
+from controller.lifecycle.runs.first_state import first_rank
 from fairlead.model.reasons import FINAL_STATUS_OF_RUN, RunReason
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 

@@ -35,14 +35,8 @@ from controller.vault import SecretMissing
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
 from fairlead.wire.frames import BadFrame
-from fairlead.wire.runner import (
-    BatchRequest,
-    CarriedJob,
-    CarriedSignal,
-    CarriedStop,
-    SignalRequest,
-    SubmitRequest,
-)
+from fairlead.wire.job import SubmitRequest
+from fairlead.wire.runner import BatchRequest, CarriedJob, CarriedSignal, CarriedStop, SignalRequest
 from runner.client import RunnerError, RunnerUnavailable
 
 log = logging.getLogger(__name__)

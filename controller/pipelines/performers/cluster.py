@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from controller.lifecycle.membership import members
 from controller.lifecycle.model import Attempt, Job, Node, RunState
 from controller.pipelines.to_node import AttemptContext, RetryLater
-from fairlead.wire.runner import ClusterInfo, ClusterKey
+from fairlead.wire.job import ClusterInfo, ClusterKey
 from fairlead.wire.shim import CLUSTER_SSH_PORT
 
 _TYPE = b"ssh-ed25519"

@@ -32,8 +32,10 @@ from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater, SecretSource
 from controller.vault import SecretMissing
 from fairlead.model.reasons import Reason
-from fairlead.wire.runner import RunnerState, SignalRequest, StatusEvent, SubmitRequest
-from fairlead.wire.shim import Fence, NodeInfo, RefusalCode
+from fairlead.wire.job import SubmitRequest
+from fairlead.wire.node import NodeInfo
+from fairlead.wire.runner import RunnerState, SignalRequest, StatusEvent
+from fairlead.wire.shim import Fence, RefusalCode
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from shim.client import ShimError
 

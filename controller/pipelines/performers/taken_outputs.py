@@ -19,7 +19,7 @@ from controller.outputs.store import OutputStore, StoredOutputs
 from controller.pipelines.to_node import RetryLater
 from controller.store.base import Store
 from controller.store.errors import StoreUnavailable
-from fairlead.wire.runner import Files
+from fairlead.wire.job import Files
 
 FOLDER = "inputs"
 """In the job's working folder."""

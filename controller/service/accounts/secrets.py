@@ -18,7 +18,7 @@ from controller.store.accounts import StoredSecret, User
 from controller.store.base import Changes, Store
 from controller.vault import KeyUnusable, SecretMissing, Vault
 from fairlead.configuration.text.stored_secrets import NAME_ALLOWED, is_secret_name, names_of
-from fairlead.wire.runner import MIN_SECRET
+from fairlead.wire.job import MIN_SECRET
 
 MAX_BYTES = 64 << 10
 """The limit of one value: as a variable of a job it must fit into one argument of Linux."""

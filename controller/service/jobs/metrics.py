@@ -12,8 +12,8 @@ from controller.lifecycle.model import Attempt, Job
 from controller.links.base import NodeConnection
 from controller.service.jobs.access import Connect, Runs, find_job
 from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.node import GpuMetrics
 from fairlead.wire.runner import JobMetrics
-from fairlead.wire.shim import GpuMetrics
 from runner.client import RunnerError, RunnerUnavailable
 from shim.client import ShimError, ShimUnavailable
 

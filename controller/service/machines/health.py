@@ -20,7 +20,7 @@ from controller.service.accounts.rights import require_admin
 from controller.service.jobs.access import CONNECT_SECONDS, Connect
 from controller.service.machines.nodes import NodeService
 from controller.store.accounts import User
-from fairlead.wire.shim import Finding, FindingLevel
+from fairlead.wire.node import Finding, FindingLevel
 from shim.client import ShimError, ShimUnavailable
 
 

@@ -164,7 +164,7 @@ class RentedService:
             raise Unavailable("this controller has no providers of machines")
         return self._manager.orphans
 
-    def numbers(self) -> Iterable[Metric]:
+    def families(self) -> Iterable[Metric]:
         """Yield what an operator is to be alerted of at each provider, for Prometheus."""
         if self._manager is None:
             return

@@ -20,7 +20,7 @@ from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.accounts.rights import require_control
 from controller.service.jobs.access import Runs
-from controller.service.runs.submission import Submission
+from controller.service.runs.submission_stages import Submission
 from controller.service.runs.submissions import SubmissionService, why_not_in_place
 from controller.store.accounts import User
 from controller.traffic.statistics import Traffic, WindowStatistics

@@ -13,7 +13,7 @@ from controller.lifecycle.model import RunState
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.feasibility import as_begun, why_queued
 from controller.service.accounts.rights import names_for
-from controller.service.runs.submission import Submission
+from controller.service.runs.submission_stages import Submission
 from controller.service.runs.submissions import SubmissionService
 from controller.store.accounts import User
 from fairlead.model.answers import OfferedPlace, PlannedPlace, PlannedRent

@@ -30,7 +30,7 @@ from controller.lifecycle.runs.dependencies import facts, own_sets_for, sets_for
 from controller.lifecycle.runs.schedules import is_scheduled
 from controller.pipelines.dependents import FindRun, waits_for
 from controller.service.jobs.access import Runs
-from controller.service.runs.submission import SetsAgain
+from controller.service.runs.submission_stages import SetsAgain
 from controller.store.accounts import User
 from fairlead.configuration.runs.plan import Plan
 from fairlead.model.beginning import After, SameJob, When

@@ -14,11 +14,11 @@ from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.accounts.rights import require_control
 from controller.service.jobs.access import Runs
 from controller.service.runs.actions import require_life
-from controller.service.runs.submission import Submission
+from controller.service.runs.submission_stages import Submission
 from controller.service.runs.submissions import SubmissionService
 from controller.store.accounts import User
 from fairlead.configuration.runs.plan import Plan, kept_for_next
-from fairlead.wire.again import why_not_in_place
+from fairlead.wire.job import why_not_in_place
 
 _CHANGEABLE = frozenset({"commands", "setup", "env", "secrets", "repos", "files", "outputs"})
 

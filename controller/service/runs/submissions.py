@@ -22,7 +22,7 @@ from controller.aio import in_stretches
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
 from controller.lifecycle.model import Run, RunPolicy, RunState, RunType
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from controller.outputs.bucket import BucketError
 from controller.outputs.store import OutputStore
 from controller.pipelines.admissions import NameTaken
@@ -36,7 +36,7 @@ from controller.service.runs.blobs import why_unreachable
 from controller.service.runs.earlier import EarlierRuns
 from controller.service.runs.names import Names
 from controller.service.runs.predecessors import RunLookup, resolved, without_predecessors
-from controller.service.runs.submission import (
+from controller.service.runs.submission_stages import (
     Batch,
     IfExists,
     KnownPlans,

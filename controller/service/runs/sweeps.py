@@ -24,7 +24,7 @@ from controller.service.runs.predecessors import (
     repeatable,
     still_waited_for,
 )
-from controller.service.runs.submission import SetsAgain, Submission
+from controller.service.runs.submission_stages import SetsAgain, Submission
 from controller.service.runs.submissions import SubmissionService
 from controller.store.accounts import User
 from fairlead.configuration.convert import ConfigurationError

@@ -70,8 +70,8 @@ def environment_row(row: RunRow, view: RunView, ways: Ways) -> EnvironmentRow:
 
 async def list_environments(visit: Visit) -> Page:
     service = visit.service
-    states = await service.runs.page(RunQuery(limit=_MAX_RUNS), user=visit.user)
-    names, positions = service.nodes.names(), service.queue.positions()
+    states = await service.runs.lookup.page(RunQuery(limit=_MAX_RUNS), user=visit.user)
+    names, positions = service.machines.nodes.names(), service.runs.queue.positions()
     rows = []
     for state in states:
         if state.run.type is not RunType.DEV_ENVIRONMENT:

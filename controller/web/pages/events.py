@@ -35,7 +35,7 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
 
 async def event_rows(visit: Visit, stored: Sequence[StoredEvent]) -> list[EventRow]:
     """Return the events, the newest first. Raises StoreUnavailable."""
-    names = await visit.service.runs.names(one.event for one in stored)
+    names = await visit.service.runs.lookup.names(one.event for one in stored)
     newest = sorted(stored, key=lambda one: one.seq, reverse=True)
     return [event_row(event_view(one), names) for one in newest]
 
@@ -80,7 +80,7 @@ async def list_events(visit: Visit) -> Page:
         limit=ROWS + 1,
         node_id=None if node is None else node.id,
     )
-    stored = await visit.service.runs.events(query, user=visit.user)
+    stored = await visit.service.runs.lookup.events(query, user=visit.user)
     shown = stored[-ROWS:]
     rows = await event_rows(visit, shown)
     if node is not None and run is None and before == AFTER_ALL:
@@ -94,7 +94,7 @@ async def list_events(visit: Visit) -> Page:
             "older": shown[0].seq if len(stored) > ROWS else None,
             "run": run or "",
             "node": name,
-            "nodes": sorted(visit.service.nodes.names().values()),
+            "nodes": sorted(visit.service.machines.nodes.names().values()),
             "is_newest": before == AFTER_ALL,
         },
     )

@@ -18,11 +18,11 @@ _REST = re.compile(r"bytes=([0-9]{1,18})-", re.ASCII)
 async def download(visit: Visit) -> web.StreamResponse:
     """Send the stored output as it was printed, or the rest of it to a browser whose download was
     interrupted. Raises NotFound, Forbidden, Gone."""
-    runs, logs = visit.service.runs, visit.service.logs
+    runs, logs = visit.service.runs.lookup, visit.service.jobs.logs
     state = await runs.seen(visit.path("run"), visit.user)
     job, key = visit.query("job") or None, visit.query("attempt") or None
     attempt = await runs.attempt(state, job, key)
-    await visit.service.kept_logs.require(state, attempt)
+    await visit.service.jobs.kept_logs.require(state, attempt)
     name = f"{state.run.name}-{attempt.id}.log" if attempt else f"{state.run.name}.log"
     headers = {
         "Content-Type": "text/plain; charset=utf-8",

@@ -315,8 +315,8 @@ def hit_row(hit: Hit) -> HitRow:
 async def list_nodes(visit: Visit) -> Page:
     answer = await api.list_nodes(visit.as_call(query=PageQuery(limit=PAGE_OF_NODES)))
     fleets = await list_fleets(visit.as_call(query=PageQuery(limit=PAGE_OF_NODES)))
-    broken = visit.service.faults.broken_nodes()
-    holders = visit.service.nodes.holders(visit.user)
+    broken = visit.service.machines.faults.broken_nodes()
+    holders = visit.service.machines.nodes.holders(visit.user)
     rows = fleets_of(fleets.fleets, answer.nodes, holders, broken)
     query = MachinesQuery(limit=PAGE_OF_NODES)
     rented = (await list_machines(visit.as_call(query=query))).machines
@@ -337,9 +337,9 @@ async def list_nodes(visit: Visit) -> Page:
 
 async def show_node(visit: Visit) -> Page:
     node = await api.get_node(visit.as_call(node=visit.path("node")))
-    stored = visit.service.nodes.get(node.id)
-    states = visit.service.nodes.runs_on(stored, visit.user)
-    holders = visit.service.nodes.holders(visit.user)
+    stored = visit.service.machines.nodes.get(node.id)
+    states = visit.service.machines.nodes.runs_on(stored, visit.user)
+    holders = visit.service.machines.nodes.holders(visit.user)
     return Page(
         template="node.html",
         title=f"Node {node.name}",
@@ -349,7 +349,9 @@ async def show_node(visit: Visit) -> Page:
             "address": f"/dashboard/nodes/{node.id}",
             "row": node_row(node, holders.get(node.id, {})),
             "jobs": jobs_on(node.id, states),
-            "hits": [hit_row(one) for one in await visit.service.faults.hits(stored, visit.user)],
+            "hits": [
+                hit_row(one) for one in await visit.service.machines.faults.hits(stored, visit.user)
+            ],
             "events": with_own_events(await _events_on(visit, node.id), node),
             "all_events": f"/dashboard/events?node={quote(node.name)}",
             "actions": actions_of(node) if visit.is_admin else (),
@@ -361,7 +363,7 @@ async def show_node(visit: Visit) -> Page:
 async def _events_on(visit: Visit, node_id: str) -> list[EventRow]:
     """Return the latest events of attempts on the node, the newest first."""
     query = EventQuery(before=AFTER_ALL, limit=_MAX_EVENTS, node_id=node_id)
-    stored = await visit.service.runs.events(query, user=visit.user)
+    stored = await visit.service.runs.lookup.events(query, user=visit.user)
     return await event_rows(visit, stored)
 
 

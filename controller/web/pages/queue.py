@@ -61,7 +61,7 @@ def by_band(entries: Sequence[QueueEntry]) -> tuple[BandRows, ...]:
 
 async def show_queue(visit: Visit) -> Page:
     after = _number(visit.query("after"))
-    found = visit.service.queue.view(visit.user, skip=after)
+    found = visit.service.runs.queue.view(visit.user, skip=after)
     last = after + len(found.entries)
     return Page(
         template="queue.html",

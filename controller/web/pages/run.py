@@ -147,7 +147,7 @@ def terminal_of(state: RunState) -> Terminal:
 async def show_run(visit: Visit) -> Page:
     """Raises NotFound, Forbidden, Invalid, StoreUnavailable."""
     service, now = visit.service, visit.service.clock.now()
-    whole = await service.runs.seen(visit.path("run"), visit.user)
+    whole = await service.runs.lookup.seen(visit.path("run"), visit.user)
     run_id = whole.run.id
     if whole.run.sweep is None:
         state, chosen = whole, chosen_jobs(visit)
@@ -204,15 +204,15 @@ def what_it_waits_for(found: ExplainView) -> ExplainView | None:
 async def _events(visit: Visit, run_id: str) -> tuple[list[StoredEvent], int | None]:
     """Return the run's latest events; and, if there are older ones, the number of the first."""
     query = EventQuery(run=run_id, before=AFTER_ALL, limit=MAX_EVENTS + 1)
-    found = await visit.service.runs.events(query, user=visit.user)
+    found = await visit.service.runs.lookup.events(query, user=visit.user)
     shown = found[-MAX_EVENTS:]
     return shown, shown[0].seq if len(found) > len(shown) else None
 
 
 async def act(visit: Visit) -> Done:
     """Carry out an action on the run. Raises NotFound, Forbidden, Conflict, StoreUnavailable."""
-    what, do, user = visit.path("action"), visit.service.actions, visit.user
-    run_id = (await visit.service.runs.seen(visit.path("run"), user)).run.id
+    what, do, user = visit.path("action"), visit.service.runs.actions, visit.user
+    run_id = (await visit.service.runs.lookup.seen(visit.path("run"), user)).run.id
     match what:
         case "stop" | "abort":
             await do.stop(run_id, abort=what == "abort", user=user)
@@ -233,15 +233,15 @@ async def scale(visit: Visit) -> Done:
     nodes, group = str(form.get("nodes", "")), str(form.get("group", ""))
     if not (nodes.isascii() and nodes.isdecimal() and len(nodes) < 7):
         raise Invalid(f"{nodes!r} is not a number of jobs", field="nodes")
-    run_id = (await visit.service.runs.seen(visit.path("run"), visit.user)).run.id
-    await visit.service.actions.scale(run_id, group=group, nodes=int(nodes), user=visit.user)
+    run_id = (await visit.service.runs.lookup.seen(visit.path("run"), visit.user)).run.id
+    await visit.service.runs.actions.scale(run_id, group=group, nodes=int(nodes), user=visit.user)
     return Done(message=f"{group} shall have {nodes} jobs")
 
 
 async def abort_job(visit: Visit) -> Done:
     """Raises NotFound, Forbidden, Conflict, StoreUnavailable."""
-    run_id = (await visit.service.runs.seen(visit.path("run"), visit.user)).run.id
-    await visit.service.actions.abort_job(run_id, visit.path("job"), user=visit.user)
+    run_id = (await visit.service.runs.lookup.seen(visit.path("run"), visit.user)).run.id
+    await visit.service.runs.actions.abort_job(run_id, visit.path("job"), user=visit.user)
     return Done(message="abort of the job was requested")
 
 

@@ -78,9 +78,9 @@ def _require_known(value: str, known: Collection[str], field: str) -> None:
 async def list_runs(visit: Visit) -> Page:
     filters = filters_of(visit)
     states, older = await _read(visit, filters)
-    names = visit.service.nodes.names()
+    names = visit.service.machines.nodes.names()
     waits = any(map(_waits, states))
-    positions = visit.service.queue.positions() if waits else {}
+    positions = visit.service.runs.queue.positions() if waits else {}
     rows = [run_row(state, names, positions.get(state.run.id)) for state in states]
     return Page(
         template="runs.html",
@@ -110,7 +110,7 @@ async def _read(visit: Visit, filters: Filters) -> tuple[list[RunState], str | N
         name=f"*{filters.text}*" if filters.text else None,
         band=Band(filters.band) if filters.band else None,
     )
-    found = await visit.service.runs.page(query, user=visit.user)
+    found = await visit.service.runs.lookup.page(query, user=visit.user)
     return found[:ROWS], found[ROWS - 1].run.id if len(found) > ROWS else None
 
 

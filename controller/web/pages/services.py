@@ -91,7 +91,7 @@ def service_row(service: ServiceView) -> ServiceRow:
 
 
 async def list_services(visit: Visit) -> Page:
-    states = await visit.service.runs.page(RunQuery(limit=_MAX_RUNS), user=visit.user)
+    states = await visit.service.runs.lookup.page(RunQuery(limit=_MAX_RUNS), user=visit.user)
     rows = [
         service_row(await get_service(visit.as_call(run=state.run.id)))
         for state in states

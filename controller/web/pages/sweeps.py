@@ -248,8 +248,8 @@ async def act_on_sets(visit: Visit) -> Done:
     """Retry or stop sets. Raises NotFound, Forbidden, Conflict, Invalid, StoreUnavailable."""
     form = await visit.request.post()
     which = str(form.get("which", "")).strip() or None
-    run_id = (await visit.service.runs.seen(visit.path("run"), visit.user)).run.id
-    sweeps = visit.service.sweeps
+    run_id = (await visit.service.runs.lookup.seen(visit.path("run"), visit.user)).run.id
+    sweeps = visit.service.runs.sweeps
     match visit.path("action"):
         case "retry":
             found = await sweeps.retry(run_id, which=which, user=visit.user)
@@ -273,9 +273,9 @@ async def resize(visit: Visit) -> Done:
     written = str(form.get("max_parallel", "")).strip()
     if written and not (written.isascii() and written.isdecimal() and len(written) < 7):
         raise Invalid(f"{written!r} is not a number of sets", field="max_parallel")
-    run_id = (await visit.service.runs.seen(visit.path("run"), visit.user)).run.id
+    run_id = (await visit.service.runs.lookup.seen(visit.path("run"), visit.user)).run.id
     most = int(written) if written else None
-    await visit.service.sweeps.resize(run_id, max_parallel=most, user=visit.user)
+    await visit.service.runs.sweeps.resize(run_id, max_parallel=most, user=visit.user)
     return Done(message=f"at most {most or 'any number of'} sets run at once")
 
 

@@ -13,7 +13,7 @@ from fairlead.configuration.runs.common import DisconnectFields, RetryFields, Ru
 from fairlead.configuration.runs.groups import GroupPlan
 from fairlead.configuration.values.sweep import check_expressions
 from fairlead.model.reasons import RetryEvent
-from fairlead.wire.runner import MAX_ARGUMENT, MIN_SECRET, script, script_after
+from fairlead.wire.job import MAX_ARGUMENT, MIN_SECRET, script, script_after
 from fairlead.wire.sizes import human_size
 
 MIN_UNHEARD = 30.0

@@ -53,7 +53,7 @@ from fairlead.model.needs import CreationPolicy, SpotPolicy
 from fairlead.model.reasons import RetryEvent
 from fairlead.model.spec import Band, OnParentEnd, RunType
 from fairlead.wire.engine_abilities import EngineAbility
-from fairlead.wire.runner import EndSignal, EnvStyle
+from fairlead.wire.job import EndSignal, EnvStyle
 from fairlead.wire.shim import PullPolicy
 
 MAX_JOBS = 10_000

@@ -39,7 +39,7 @@ from fairlead.model.spec import Band, JobRepo, JobSpec, Limits, RetryPolicy, Run
 from fairlead.wire.container_rules import needs_privilege, wants_raw_sockets
 from fairlead.wire.engine_abilities import EngineAbility
 from fairlead.wire.gpu_names import GpuVendor
-from fairlead.wire.runner import BucketFolder, Files
+from fairlead.wire.job import BucketFolder, Files
 from fairlead.wire.shim import ContainerOptions, PullPolicy, RegistryAuth, Ulimit, VolumeKind
 from fairlead.wire.sizes import size_words
 

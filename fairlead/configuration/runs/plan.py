@@ -14,7 +14,7 @@ from fairlead.model.needs import Amount, Resources
 from fairlead.model.service import ServicePolicy
 from fairlead.model.spec import JobSpec, PlannedGroup, RunPolicy, RunType
 from fairlead.model.sweep import SweepPlan
-from fairlead.wire.runner import BucketMode
+from fairlead.wire.job import BucketMode
 
 __all__ = ["Defaults", "Plan", "kept_for_next", "to_run"]
 

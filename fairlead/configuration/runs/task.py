@@ -41,7 +41,7 @@ from fairlead.model.beginning import SameJob
 from fairlead.model.needs import StartupOrder
 from fairlead.model.spec import Group, OnTimeLimit, RunPolicy, RunType, StopCriteria
 from fairlead.model.sweep import ParameterSets, SweepPlan
-from fairlead.wire.runner import BucketMode
+from fairlead.wire.job import BucketMode
 
 _ONLY_IN_GROUPS = ("nodes", "gang")
 _WHAT_RUNS = ("commands", "entrypoint")

@@ -14,7 +14,7 @@ from fairlead.configuration.text.stored_secrets import is_reference
 from fairlead.configuration.values.commands import STRING, FolderName, Text
 from fairlead.configuration.values.units import shown
 from fairlead.wire.bucket_urls import parse_bucket, parse_endpoint
-from fairlead.wire.runner import BucketMode, IfFolderExists
+from fairlead.wire.job import BucketMode, IfFolderExists
 
 T = TypeVar("T")
 _SCHEME = re.compile(r"(?P<url>(?:https?|ssh|git|file)://[^/:]*(?::\d+)?/[^:]*)(?::(?P<path>.+))?")

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fairlead.wire.shim import EngineKind
+from fairlead.wire.node import EngineKind
 from shim.engines.base import ContainerSpec, NetworkChoice, NodeFault
 from shim.engines.docker.api import Call
 from shim.engines.docker.dialect import Dialect

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from fairlead.wire.shim import EngineKind
+from fairlead.wire.node import EngineKind
 from shim.engines.base import EngineUnavailable
 
 _SYSTEMS_WORDS = re.compile(r"Error\(\d+, '([^']+)'\)|\[Errno \d+\] ([^\"')]+)")

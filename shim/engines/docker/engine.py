@@ -23,7 +23,8 @@ import urllib3.exceptions
 
 from common.threads import to_the_end, together
 from fairlead.wire.engine_abilities import EngineAbility
-from fairlead.wire.shim import EngineKind, NetworkMode, PullProgress, RegistryAuth
+from fairlead.wire.node import EngineKind
+from fairlead.wire.shim import NetworkMode, PullProgress, RegistryAuth
 from shim.engines.base import (
     ContainerSpec,
     ContainerState,
@@ -368,6 +369,7 @@ class DockerEngine:
     async def remove(self, task_id: str) -> None:
         name = containers.name_of(task_id)
         found = None
+        # An earlier call removed it, and the answer was lost with the connection.
         with contextlib.suppress(NotFound):
             found = await self._call(lambda: self._api.inspect_container(name))
         if found is not None and containers.is_own(found, self._install_id):

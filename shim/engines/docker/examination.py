@@ -16,7 +16,7 @@ import msgspec
 import requests.exceptions
 
 from fairlead.wire.decoders import decoder_of
-from fairlead.wire.shim import Finding, FindingLevel
+from fairlead.wire.node import Finding, FindingLevel
 from shim.examination import INSTALL, Asked, NodeSetup, bad, ok, warn
 from shim.settings import NetworkKind
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.wire.shim import GpuInfo
+from fairlead.wire.node import GpuInfo
 from shim.engines.base import NodeFault
 from shim.errors import EngineError
 from shim.gpus.base import GpuDelivery

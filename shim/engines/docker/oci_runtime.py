@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from fairlead.wire.shim import EngineKind, Finding, FindingLevel
+from fairlead.wire.node import EngineKind, Finding, FindingLevel
 from shim.engines.docker.api import in_own_thread
 from shim.engines.docker.examination import CRUN, Trial, try_container
 from shim.settings import AUTO_RUNTIME, Settings

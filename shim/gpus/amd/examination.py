@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fairlead.wire.shim import Finding
+from fairlead.wire.node import Finding
 from shim.examination import Asked, NodeSetup, bad, ok
 
 _AMD = "0x1002"

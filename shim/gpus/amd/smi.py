@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fairlead.wire.gpu_names import GpuVendor
-from fairlead.wire.shim import GpuInfo, GpuLink
+from fairlead.wire.node import GpuInfo, GpuLink
 from shim.gpus.base import GpuDelivery, GpuError, GpuEvent, Vitals
 from shim.gpus.lanes import Lane
 from shim.gpus.selection import Exclusion, not_there

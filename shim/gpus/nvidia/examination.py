@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fairlead.wire.shim import Finding
+from fairlead.wire.node import Finding
 from shim.examination import Asked, NodeSetup, bad, ok, warn
 
 _CDI_FOLDERS = ("etc/cdi", "var/run/cdi")

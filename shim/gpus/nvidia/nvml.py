@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fairlead.wire.shim import GpuInfo, GpuLink
+from fairlead.wire.node import GpuInfo, GpuLink
 from shim.gpus.base import (
     NO_ACTION,
     GpuDelivery,

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from fairlead.wire.shim import GpuInfo
+from fairlead.wire.node import GpuInfo
 from shim.engines.base import Engine, ImageInfo, MountSpec
 from shim.gpus.base import GpuDelivery
 from shim.image_cache.images import Images

@@ -44,9 +44,9 @@ async def chromium() -> AsyncIterator[Browser]:
 
 async def visit(chromium: Browser, controller: Controller, address: str, user: str) -> Page:
     """Open the dashboard by a one-time link, as this user, in a browser of its own."""
-    gate = controller.service.gate
+    gate = controller.service.accounts.gate
     token = next(one for one in gate.tokens if one.user == user)
-    links: LoginLinks = controller.service.login_links
+    links: LoginLinks = controller.service.accounts.login_links
     context = await chromium.new_context()
     page = await context.new_page()
     page.set_default_timeout(PATIENCE)

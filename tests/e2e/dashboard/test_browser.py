@@ -25,7 +25,7 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.scheduling.index import CapacityIndex
-from controller.service.runs.submission import Submission
+from controller.service.runs.submission_stages import Submission
 from controller.store.base import Changes
 from fairlead.model.statuses import AttemptStatus, RunStatus
 from tests.doubles.node import FakeConnection
@@ -70,7 +70,9 @@ async def submit(
 ) -> str:
     service = controller.service
     submission = Submission(configuration={**like, "name": name})
-    submitted = await service.submissions.submit(submission, user=service.gate.users[user])
+    submitted = await service.runs.submissions.submit(
+        submission, user=service.accounts.gate.users[user]
+    )
     return submitted.state.run.id
 
 
@@ -140,8 +142,8 @@ async def test_seven_windows_of_a_browser_share_one_stream_and_are_all_live(
         page.set_default_timeout(PATIENCE)
         await page.goto(f"{address_of(site)}/dashboard/runs/{run_id}")
         await page.locator(LIVE).wait_for()
-    user = controller.service.gate.users["admin"]
-    await controller.service.actions.suspend(run_id, abort_running=False, user=user)
+    user = controller.service.accounts.gate.users["admin"]
+    await controller.service.runs.actions.suspend(run_id, abort_running=False, user=user)
 
     for page in pages:
         await expect(page.locator(".status-line")).to_contain_text("It is suspended")
@@ -186,7 +188,7 @@ async def test_a_log_is_searched_for_what_is_on_the_screen_and_the_match_is_in_t
     chromium: Browser, controller: Controller, site: TestServer
 ) -> None:
     run_id = await submit(controller, "train")
-    state = await controller.service.runs.get(run_id)
+    state = await controller.service.runs.lookup.get(run_id)
     attempt = state.jobs[0].attempts[0].id
     lines = [f"step \x1b[32m{at}\x1b[0m loss 0.{at:03}\n".encode() for at in range(2000)]
     await write_log(controller, attempt, *lines)
@@ -226,7 +228,7 @@ async def test_rows_that_come_late_do_not_lead_back_to_the_match_before(
     chromium: Browser, controller: Controller, site: TestServer
 ) -> None:
     run_id = await submit(controller, "train")
-    state = await controller.service.runs.get(run_id)
+    state = await controller.service.runs.lookup.get(run_id)
     words = ["warning" if at in (1000, 1010) else "fine" for at in range(2000)]
     lines = [f"step {at} {word}\n".encode() for at, word in enumerate(words)]
     await write_log(controller, state.jobs[0].attempts[0].id, *lines)
@@ -344,8 +346,8 @@ async def test_no_field_becomes_markup_on_any_page(
 ) -> None:
     run_id = await submit(controller, "train")
     service = controller.service
-    admin = service.gate.users["admin"]
-    await service.users.add_token("ada", label=XSS, by=admin)
+    admin = service.accounts.gate.users["admin"]
+    await service.accounts.users.add_token("ada", label=XSS, by=admin)
     await controller.pipeline.save_node(a_node("n1", XSS), "n1")
     await controller.store.commit(submission(ended_with(XSS)))
     noted = Event(run_id=run_id, kind=EventKind.LATER_REASON, cause=XSS, at=1.0, message=XSS)
@@ -467,8 +469,8 @@ async def test_what_a_reader_typed_unfolded_and_selected_outlives_a_change(
     await wanted.fill("3")
     await page.locator(".status-line strong").select_text()
 
-    user = service.gate.users["admin"]
-    await service.actions.scale(run_id, group="main", nodes=2, user=user)
+    user = service.accounts.gate.users["admin"]
+    await service.runs.actions.scale(run_id, group="main", nodes=2, user=user)
 
     await expect(page.locator("a[id^=job-]")).to_have_count(2)
     await expect(page.locator("#overview details[open]")).to_contain_text("main/1")
@@ -477,7 +479,7 @@ async def test_what_a_reader_typed_unfolded_and_selected_outlives_a_change(
     await page.get_by_role("button", name="Scale").click()
     await page.get_by_role("button", name="Yes").click()
     await expect(page.locator("a[id^=job-]")).to_have_count(3)
-    await service.actions.scale(run_id, group="main", nodes=1, user=user)
+    await service.runs.actions.scale(run_id, group="main", nodes=1, user=user)
     await expect(wanted).to_have_value("1")
 
 

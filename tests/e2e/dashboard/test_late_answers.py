@@ -455,8 +455,8 @@ async def test_each_question_and_each_click_is_acted_on_once(
 async def test_a_link_logs_in_once_also_when_it_is_clicked_twice_or_follows_another(
     chromium: Browser, controller: Controller, site: TestServer
 ) -> None:
-    token = next(one for one in controller.service.gate.tokens if one.user == "admin")
-    code = controller.service.login_links.make(token).code
+    token = next(one for one in controller.service.accounts.gate.tokens if one.user == "admin")
+    code = controller.service.accounts.login_links.make(token).code
     page = await chromium.new_page()
     page.set_default_timeout(PATIENCE)
     await page.goto(f"{address_of(site)}/dashboard/enter#an-old-one")

@@ -12,7 +12,7 @@ import docker
 import msgspec
 import pytest
 
-from fairlead.wire.shim import GpuInfo
+from fairlead.wire.node import GpuInfo
 from shim.engines.docker.handover import Means, hand_over
 from shim.gpus.amd.smi import AMD
 from shim.gpus.nvidia.nvml import NVIDIA

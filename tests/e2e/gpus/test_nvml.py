@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.wire.shim import GpuInfo, GpuLink
+from fairlead.wire.node import GpuInfo, GpuLink
 from shim.gpus.base import NO_ACTION, GpuError, GpuLost, GpuSilent
 from shim.gpus.health import Fault, GpuFinding
 from shim.gpus.nvidia.nvml import CALL_SECONDS, NvmlGpus

@@ -14,7 +14,7 @@ from controller.lifecycle.inventory import Node, NodeAddress
 from controller.links.base import NodeLink, ShimApi
 from controller.links.clients import SshLink
 from controller.nodes.host_keys import FreshHostKey
-from fairlead.wire.shim import HostKey
+from fairlead.wire.node import HostKey
 from shim.access.host_key import NodeHostKey
 from tests.support.ssh_daemon import SshDaemon
 from tests.support.waiting import eventually

@@ -14,7 +14,7 @@ import pytest
 
 from controller.links.base import RunnerApi, ShimApi
 from controller.links.clients import LocalLink
-from fairlead.wire.runner import SubmitRequest
+from fairlead.wire.job import SubmitRequest
 from installer.bundle.build import INSTALLED, Bundle
 from runner.app import make_server
 from runner.client import RunnerClient

@@ -28,7 +28,7 @@ from common.proxy.view import Service
 from controller.api.app import make_app
 from controller.lifecycle.model import Run
 from controller.proxy.registered import GateAccess, through_runners
-from controller.service.runs.submission import Submission
+from controller.service.runs.submission_stages import Submission
 from controller.web.app import Dashboard, session_key
 from tests.doubles.proxy import NodeHere, NotedTraffic, PlantedServices
 from tests.e2e.origins.follower import KEY, Front
@@ -301,7 +301,7 @@ async def _apps(
         made = Proxy(
             services=services,
             traffic=NotedTraffic(),
-            access=GateAccess(service.gate, sealed),
+            access=GateAccess(service.accounts.gate, sealed),
             connect=through_runners(NodeHere().connect),
             settings=settings,
             prove=None if settings.is_gateway else dashboard.opening.prove,
@@ -328,12 +328,12 @@ async def _apps(
 
 async def _submit(controller: Controller, name: str, token: str) -> Run:
     """Submit a run that never gets a node, so it stays."""
-    gate = controller.service.gate
+    gate = controller.service.accounts.gate
     user = gate.users[gate.token_of(token).user]
     fields = {"type": "service", "port": 8000} if name != SECRET else {"type": "task"}
     configuration = {"name": name, "commands": ["true"], **fields}
     submission = Submission(configuration=configuration)
-    made = await controller.service.submissions.submit(submission, user=user)
+    made = await controller.service.runs.submissions.submit(submission, user=user)
     return made.state.run
 
 

@@ -72,7 +72,7 @@ async def loot_of(controller: Controller, bed: Bed, tab: Tab) -> str:
     """Let the hostile page attack its visitor, who has logged in and has the notes open. Return all
     that it got and reported."""
     await log_in(tab, bed)
-    before = controller.service.gate.tokens
+    before = controller.service.accounts.gate.tokens
     if bed.mode.has_own_origins:
         await open_service(tab, bed, "notes", "document.getElementById('notes').innerText")
     known = len(bed.notes)
@@ -84,7 +84,7 @@ async def loot_of(controller: Controller, bed: Bed, tab: Tab) -> str:
         assert len(outcomes) == 27
     reached = [one.method for one in bed.notes[known:] if one.path != ICON]
     assert set(reached) == set(bed.mode.reached)
-    assert controller.service.gate.tokens == before
+    assert controller.service.accounts.gate.tokens == before
     await tab.go(f"{bed.origin}/dashboard/runs")
     assert SECRET in await shown(tab, USER)
     ran = [one for one in bed.evil if one.path.endswith("/ran")]

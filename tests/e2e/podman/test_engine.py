@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairlead.wire.shim import GpuInfo, RegistryAuth, VolumeKind
+from fairlead.wire.node import GpuInfo
+from fairlead.wire.shim import RegistryAuth, VolumeKind
 from shim.engines import podman as module
 from shim.engines.base import (
     ContainerSpec,

@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fairlead.wire.node import EngineKind, FindingLevel
 from fairlead.wire.runner import ExitRecord
-from fairlead.wire.shim import EngineKind, FindingLevel, TaskStatus, TerminateRequest
+from fairlead.wire.shim import TaskStatus, TerminateRequest
 from shim.engines import podman as module
 from shim.examination import NodeSetup, ask
 from tests.e2e.podman.conftest import BUSYBOX

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from fairlead.wire.actions import ORDER_KEY
+from fairlead.connections.order_keys import ORDER_KEY
 from tests.unit.api.asking import HELLO, error_of, submit
 from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import PlayedNode

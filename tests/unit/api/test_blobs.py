@@ -70,7 +70,7 @@ async def test_an_upload_of_another_user_is_neither_told_nor_given(api: Api) -> 
 async def test_a_user_with_too_many_uploads_is_told_what_to_do(
     api: Api, controller: Controller, tmp_path: Path
 ) -> None:
-    controller.service.blobs = BlobService(BlobStore(tmp_path / "few", max_of_user=5000))
+    controller.service.runs.blobs = BlobService(BlobStore(tmp_path / "few", max_of_user=5000))
     async with api.put(PLACE, data=CONTENT) as answer:
         assert answer.status == 200
     more = b"more"

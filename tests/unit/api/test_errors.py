@@ -396,7 +396,7 @@ async def test_a_store_that_is_away_is_said_and_may_be_tried_again(
     async def away(*_: object, **__: object) -> None:
         raise StoreUnavailable("the disk is full")
 
-    monkeypatch.setattr(controller.service.runs, "page", away)
+    monkeypatch.setattr(controller.service.runs.lookup, "page", away)
     async with api.get("/v1/runs") as answer:
         assert await shape_of(answer) == (503, "store_unavailable", None)
 
@@ -407,7 +407,7 @@ async def test_a_refusal_of_the_store_has_a_code_of_its_own(
     async def refuse(*_: object, **__: object) -> None:
         raise StoreRefused("the database refuses a value: out of range")
 
-    monkeypatch.setattr(controller.service.runs, "page", refuse)
+    monkeypatch.setattr(controller.service.runs.lookup, "page", refuse)
     async with api.get("/v1/runs") as answer:
         assert await shape_of(answer) == (500, "store_refused", None)
 
@@ -421,7 +421,7 @@ async def test_an_unforeseen_error_is_logged_and_shown_without_a_traceback(
     async def broken(*_: object, **__: object) -> None:
         raise KeyError("secret-detail")
 
-    monkeypatch.setattr(controller.service.runs, "page", broken)
+    monkeypatch.setattr(controller.service.runs.lookup, "page", broken)
     async with api.get("/v1/runs") as answer:
         assert await shape_of(answer) == (500, "internal", None)
         assert "secret-detail" not in await answer.text()

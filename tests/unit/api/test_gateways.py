@@ -92,7 +92,9 @@ async def test_of_a_request_that_its_client_broke_off_nothing_stays(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(GatewayService, "_settles", never)
-    root = next(user for user in controller.service.gate.users.values() if user.role == "admin")
+    root = next(
+        user for user in controller.service.accounts.gate.users.values() if user.role == "admin"
+    )
     request = msgspec.convert(MAIN, GatewayRequest)
     adding = asyncio.create_task(controller.service.gateways.add(request, user=root))
     await asked.wait()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from fairlead.wire.shim import GpuInfo
+from fairlead.wire.node import GpuInfo
 from shim.client import ShimError, ShimUnavailable
 from tests.doubles.node import FakeConnection
 from tests.doubles.shim import node_info

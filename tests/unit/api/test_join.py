@@ -25,7 +25,7 @@ POINT = JoinPoint(host="127.0.0.1", port=8701, certificate="ab" * 32)
 @pytest.fixture
 def registrations(controller: Controller) -> RegistrationService:
     chance = system_chance()
-    nodes = controller.service.nodes
+    nodes = controller.service.machines.nodes
     return RegistrationService(nodes, controller.pipeline, SystemClock(), chance, "ssh-x A", POINT)
 
 
@@ -39,7 +39,9 @@ async def join(registrations: RegistrationService) -> AsyncIterator[TestClient[A
 
 async def token_of(controller: Controller, registrations: RegistrationService) -> str:
     wish = Announcement(name="gpu-1")
-    _, text = await registrations.announce(wish, user=controller.service.gate.users["admin"])
+    _, text = await registrations.announce(
+        wish, user=controller.service.accounts.gate.users["admin"]
+    )
     files = {file["path"]: file["content"] for file in yaml.safe_load(text)["write_files"]}
     return str(json.loads(files["/etc/fairlead/join.json"])["token"])
 

@@ -119,7 +119,7 @@ async def test_a_log_whose_bucket_is_away_is_refused_before_the_answer_begins(
     monkeypatch.setattr(LogBucket, "parts", away)
     await submit(api, name="hello")
     bucket = LogBucket(Bucket.parse("s3://away"), "an-installation")
-    monkeypatch.setattr(controller.logs, "_bucket", bucket)
+    monkeypatch.setattr(controller.logs._copies, "_bucket", bucket)
     async with api.get(f"/v1/runs/hello/{path}") as answer:
         assert await error_of(answer) == (503, "logs_unreachable", None)
         assert "the bucket of logs does not answer: s3://away" in await answer.text()

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient
 
 from controller.metric_history import Sample
 from controller.service.jobs.metric_sampler import MetricSampler
-from fairlead.wire.shim import GpuMetrics
+from fairlead.wire.node import GpuMetrics
 from runner.client import RunnerUnavailable
 from tests.doubles.node import FakeConnection
 from tests.unit.api.asking import submit
@@ -96,7 +96,9 @@ class Times:
 def sampler_of(controller: Controller, clock: Times) -> MetricSampler:
     service = controller.service
     live = controller.pipeline.runs
-    return MetricSampler(service.metrics, service.metric_history, clock, lambda: live.values())
+    return MetricSampler(
+        service.jobs.metrics, service.jobs.metric_history, clock, lambda: live.values()
+    )
 
 
 async def test_each_gpu_of_a_job_has_a_history_of_its_own(
@@ -151,7 +153,7 @@ async def test_running_jobs_are_sampled_often_at_first_and_then_once_a_minute(
     for passed in (0.0, 5.0, 10.0, 20.0, 700.0, 710.0, 760.0):
         clock.at = begun + passed
         await sampler.tick()
-    samples = controller.service.metric_history.read(attempt, 0.0)
+    samples = controller.service.jobs.metric_history.read(attempt, 0.0)
     assert [one.at - begun for one in samples] == [0.0, 10.0, 20.0, 700.0, 760.0]
 
 
@@ -163,8 +165,10 @@ async def test_many_jobs_are_sampled_in_turn_and_never_more_of_them_at_once(
         await submit(api, name=name)
         attempts.append(await PlayedNode(controller).runs(name))
     service, clock, live = controller.service, Times(), controller.pipeline.runs
-    history = service.metric_history
-    sampler = MetricSampler(service.metrics, history, clock, lambda: live.values(), most_at_once=1)
+    history = service.jobs.metric_history
+    sampler = MetricSampler(
+        service.jobs.metrics, history, clock, lambda: live.values(), most_at_once=1
+    )
     clock.at = begun = service.clock.now()
     await sampler.tick()
     assert [len(history.read(one, 0.0)) for one in attempts] == [1, 0]
@@ -183,7 +187,7 @@ async def test_a_job_that_lies_about_its_use_is_not_believed(
         runner.used, cpu_seconds=float("nan"), memory_working_set=1 << 80
     )
     await sampler_of(controller, Times()).tick()
-    (sample,) = controller.service.metric_history.read(attempt, 0.0)
+    (sample,) = controller.service.jobs.metric_history.read(attempt, 0.0)
     assert (sample.cpu_seconds, sample.memory) == (None, None)
 
 
@@ -195,7 +199,7 @@ async def test_the_history_of_a_job_is_told_in_so_many_points(
     now = controller.service.clock.now()
     for number in range(60):
         sample = Sample(now - 600 + 10 * number, 20.0 * number, 1 << 20)
-        controller.service.metric_history.append(attempt, sample)
+        controller.service.jobs.metric_history.append(attempt, sample)
     async with api.get("/v1/runs/hello/metrics/history?seconds=300&points=10") as answer:
         (job,) = (await answer.json())["jobs"]
     assert (job["group"], job["attempt_id"], len(job["points"])) == ("main", attempt, 10)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient
 
-from fairlead.wire.shim import Finding, FindingLevel
+from fairlead.wire.node import Finding, FindingLevel
 from shim.client import ShimError
 from tests.doubles.node import FakeConnection
 from tests.unit.api.asking import LOCAL, added

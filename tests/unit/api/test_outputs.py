@@ -83,14 +83,14 @@ async def test_outputs_that_are_on_their_way_have_their_bytes(
     )
     jobs = (replace(state.jobs[0], attempts=(ended,)),)
     controller.pipeline.runs[state.run.id] = replace(state, jobs=jobs)
-    controller.service.progress[attempt.id] = PullProgress(downloaded=300, total=1000)
+    controller.service.runs.progress[attempt.id] = PullProgress(downloaded=300, total=1000)
     async with api.get("/v1/runs/hello/outputs") as answer:
         (found,) = (await answer.json())["outputs"]
     assert (found["state"], found["received"], found["total"]) == ("collecting", 300, 1000)
     async with api.get("/v1/runs/hello") as answer:
         shown = (await answer.json())["jobs"][0]["attempts"][0]["outputs"]
     assert (shown["state"], shown["received"], shown["total"]) == ("collecting", 300, 1000)
-    del controller.service.progress[attempt.id]
+    del controller.service.runs.progress[attempt.id]
     async with api.get("/v1/runs/hello") as answer:
         shown = (await answer.json())["jobs"][0]["attempts"][0]["outputs"]
     assert (shown["state"], shown["received"], shown["total"]) == ("collecting", None, None)

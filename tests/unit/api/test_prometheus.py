@@ -69,7 +69,7 @@ async def test_the_replicas_of_services_are_counted(
         assert answer.status == 201
     node = PlayedNode(controller)
     attempt_id = await node.runs("web")
-    run_id = (await controller.service.runs.get("web")).run.id
+    run_id = (await controller.service.runs.lookup.get("web")).run.id
     await controller.pipeline.report(
         ProbeSeen(run_id=run_id, attempt_id=attempt_id, probe=0, passed=True, message=None)
     )

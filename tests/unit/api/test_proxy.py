@@ -25,7 +25,7 @@ async def asking(controller: Controller) -> AsyncIterator[tuple[TestClient[Any, 
     proxy = Proxy(
         services=services,
         traffic=NotedTraffic(),
-        access=GateAccess(controller.service.gate),
+        access=GateAccess(controller.service.accounts.gate),
         connect=through_runners(NodeHere().connect),
         settings=Settings(domain="svc.example"),
     )

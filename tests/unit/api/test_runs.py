@@ -290,7 +290,7 @@ async def test_a_follower_that_comes_while_the_attempt_ends_comes_to_its_end(
     run = await submit(api, name="hello")
     service = controller.service
     attempt_id = run["jobs"][0]["attempts"][0]["id"]
-    pieces = follow_log(service.runs, service.logs, run["id"], attempt_id, 0)
+    pieces = follow_log(service.runs.lookup, service.jobs.logs, run["id"], attempt_id, 0)
     await controller.pipeline.report(StopRequested(run_id=run["id"], abort=True, by="admin"))
     assert [piece async for piece in pieces] == []
 
@@ -310,7 +310,9 @@ async def test_who_follows_a_quiet_log_keeps_nothing_of_what_was_sent(
 ) -> None:
     run = await submit(api, name="hello")
     attempt_id = run["jobs"][0]["attempts"][0]["id"]
-    pieces = follow_log(controller.service.runs, cast(Any, QuietLog()), run["id"], attempt_id, 0)
+    pieces = follow_log(
+        controller.service.runs.lookup, cast(Any, QuietLog()), run["id"], attempt_id, 0
+    )
     assert await keepers(pieces, [await anext(pieces)]) == 0
 
 
@@ -351,7 +353,7 @@ async def test_a_reader_that_goes_away_in_the_middle_of_a_log_is_no_failure_of_t
 ) -> None:
     await submit(api, name="hello")
     huge = HugeLog()
-    monkeypatch.setattr(controller.service, "logs", huge)
+    monkeypatch.setattr(controller.service.jobs, "logs", huge)
     # Unlike a TestServer, the controller does not cancel whoever answers a caller that has gone.
     runner = web.AppRunner(make_app(controller.service), access_log=None)
     await runner.setup()
@@ -396,7 +398,7 @@ async def test_a_browser_follows_a_log_as_json_with_its_token_as_a_subprotocol(
     api: TestClient[Any, Any], controller: Controller, server: TestServer
 ) -> None:
     await submit(api, name="hello")
-    attempt = (await controller.service.runs.get("hello")).jobs[0].attempts[-1]
+    attempt = (await controller.service.runs.lookup.get("hello")).jobs[0].attempts[-1]
     await write_log(controller, attempt.id, b"caf\xc3\xa9\xff\n")
     await controller.logs.complete(attempt.id)
     async with TestClient(server) as browser:

@@ -17,7 +17,7 @@ async def test_a_key_is_made_listed_without_its_secret_and_revoked(
         ada, admin = Person(client, USER_TOKEN), Person(client, ADMIN_TOKEN)
         status, made = await ada("POST", KEYS, service="api", label="ci")
         assert (status, made["user"], made["secret"][:4]) == (201, "ada", "flk_")
-        gate = controller.service.gate
+        gate = controller.service.accounts.gate
         found = gate.service_key(made["secret"], "api", "ada")
         assert found is not None
         assert found.id == made["id"]
@@ -40,7 +40,10 @@ async def test_a_key_of_another_users_service_is_the_owners_or_an_admins_to_make
         for name in ("theirs", "nobodys"):
             status, useless = await ada("POST", KEYS, service=name)
             assert (status, useless["user"]) == (201, "ada")
-            assert controller.service.gate.service_key(useless["secret"], name, "admin") is None
+            assert (
+                controller.service.accounts.gate.service_key(useless["secret"], name, "admin")
+                is None
+            )
             await ada("DELETE", f"{KEYS}/{useless['id']}")
         _, made = await admin("POST", KEYS, service="own")
         assert made["user"] == "ada"

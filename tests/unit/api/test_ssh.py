@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient
 from common.refusals import Conflict
 from controller.api.jobs.jobs import ssh_target
 from controller.lifecycle.model import JobSpec, Node, NodeAddress, RunState
-from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from fairlead.model.statuses import AttemptStatus
 from tests.support.attempts import attempt_with
 from tests.unit.api.conftest import HOST_KEY

@@ -77,7 +77,7 @@ async def test_a_new_user_gets_in_at_once_and_nobody_can_read_the_token_again(
     for path in ("/v1/users", "/v1/tokens"):
         _, answer = await admin("GET", path)
         assert bob.token not in json.dumps(answer)
-    (stored,) = [token for token in controller.service.gate.tokens if token.user == "bob"]
+    (stored,) = [token for token in controller.service.accounts.gate.tokens if token.user == "bob"]
     assert bob.token not in repr(stored)
 
 
@@ -157,14 +157,14 @@ async def test_a_run_on_its_way_into_the_store_keeps_its_user(
     monkeypatch.setattr(controller.store, "commit", held)
     submitting = asyncio.create_task(ada("POST", "/v1/runs", configuration=HELLO, name="hello"))
     await held.waiting.wait()
-    by = controller.service.gate.users["admin"]
+    by = controller.service.accounts.gate.users["admin"]
 
     async def go_on() -> None:
         held.go_on.set()
 
     # The removal runs up to its first wait before the run's commit goes on.
     removal, _ = await asyncio.gather(
-        controller.service.users.remove("ada", by=by), go_on(), return_exceptions=True
+        controller.service.accounts.users.remove("ada", by=by), go_on(), return_exceptions=True
     )
     assert isinstance(removal, Conflict)
     assert (removal.code, (await submitting)[0]) == ("user_busy", 201)
@@ -336,7 +336,7 @@ async def test_a_token_expires_and_takes_its_streams_with_it(
     """What ends a revoked token's streams is called, so no stream has to be open in time."""
     status, made = await ada("POST", "/v1/tokens", label="brief", expires_in=0.05)
     assert (status, made["expires_at"] > made["created_at"]) == (201, True)
-    gate, ended = controller.service.gate, asyncio.Event()
+    gate, ended = controller.service.accounts.gate, asyncio.Event()
     stored = next(one for one in gate.tokens if one.id == made["id"])
     with gate.until_it_ends(Credential(token=stored), ended.set):
         async with asyncio.timeout(LONG):

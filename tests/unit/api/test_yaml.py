@@ -23,7 +23,7 @@ async def test_the_text_and_its_content_make_the_same_run(
     # A client whose answer was lost, and that reads the file itself then.
     async with api.post("/v1/runs", json={"configuration": CONTENT, "client_key": "k"}) as answer:
         assert (answer.status, (await answer.json())["id"]) == (201, made["id"])
-    state = await controller.service.runs.get("hello")
+    state = await controller.service.runs.lookup.get("hello")
     assert state.run.configuration == CONTENT
 
 

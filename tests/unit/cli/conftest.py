@@ -235,7 +235,7 @@ class PlayedNode:
         self._controller = controller
 
     async def _state(self, name: str) -> RunState:
-        return await self._controller.service.runs.get(name)
+        return await self._controller.service.runs.lookup.get(name)
 
     async def _current(self, name: str, job: int) -> tuple[str, Attempt]:
         state = await self._state(name)

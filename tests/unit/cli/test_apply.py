@@ -234,7 +234,7 @@ async def test_an_interrupt_in_a_pipe_detaches_and_the_run_goes_on(
     result = await command.ended()
     assert result.status == 130
     assert "fairlead logs -f hello" in result.err
-    assert (await controller.service.runs.get("hello")).run.status is RunStatus.RUNNING
+    assert (await controller.service.runs.lookup.get("hello")).run.status is RunStatus.RUNNING
 
 
 async def test_detached_it_prints_the_runs_name_alone(start: Fairlead, task: str) -> None:
@@ -279,7 +279,7 @@ async def test_env_comes_from_the_option_and_from_here(
     arguments = ("apply", "-f", task, "-d", "-e", "GIVEN=a=b", "-e", "TAKEN")
     result = await (await start(*arguments, TAKEN="from here")).ended()
     assert result.status == 0
-    state = await controller.service.runs.get("hello")
+    state = await controller.service.runs.lookup.get("hello")
     given = {"GIVEN": "a=b", "TAKEN": "from here"}
     assert state.jobs[0].spec.env == {"UV_SYSTEM_PYTHON": "1", **given}
 
@@ -323,7 +323,7 @@ async def test_an_interrupt_at_a_terminal_asks_whether_to_stop(
     await terminal.shows(b"Stop hello? [y/N]")
     terminal.types(answer)
     assert await terminal.ended() == 130
-    assert (await controller.service.runs.get("hello")).run.status is expected
+    assert (await controller.service.runs.lookup.get("hello")).run.status is expected
 
 
 async def test_a_file_of_dstack_is_known_by_its_name_and_told_in_one_line(

@@ -128,7 +128,7 @@ async def test_a_plain_task_is_one_request(
     result = await of(start, "apply", task, "-d", "-n", "other", "--if-exists", "keep")
     assert (result.status, result.out, result.err) == (0, b"other\n", "")
     assert requests.paths == ["/v1/runs:yaml"]
-    configuration = (await controller.service.runs.get("other")).run.configuration
+    configuration = (await controller.service.runs.lookup.get("other")).run.configuration
     assert configuration == {"type": "task", "name": "hello", "commands": ["echo hello"]}
     kept = await of(start, "apply", task, "-d", "-n", "other", "--if-exists", "keep")
     assert (kept.status, kept.err.startswith("fairlead: kept other")) == (0, True)
@@ -163,7 +163,7 @@ async def test_a_variable_that_only_the_controller_finds_is_filled_in_here(
     result = await of(start, "apply", str(file), "-d", TAKEN="from here")
     assert (result.status, result.out, result.err) == (0, b"hello\n", "")
     assert requests.paths == ["/v1/runs:yaml", "/v1/runs"]
-    env = (await controller.service.runs.get("hello")).jobs[0].spec.env
+    env = (await controller.service.runs.lookup.get("hello")).jobs[0].spec.env
     assert env["TAKEN"] == "from here"
 
 

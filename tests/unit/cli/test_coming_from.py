@@ -18,7 +18,7 @@ from fairlead.configuration.runs.plan import Defaults, Plan, to_run
 from fairlead.configuration.text import skypilot
 from fairlead.configuration.text.environment import with_environment
 from fairlead.configuration.text.sbatch import SbatchError, convert
-from fairlead.wire.runner import BucketMode, EndSignal
+from fairlead.wire.job import BucketMode, EndSignal
 
 PAGES = sorted((Path(__file__).parents[3] / "docs").glob("coming-from-*.md"))
 # The page for dstack's users names no field: they keep theirs.

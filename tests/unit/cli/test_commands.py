@@ -435,7 +435,7 @@ async def test_metrics_shows_the_past_as_small_charts(
     now = controller.service.clock.now()
     for number in range(60):
         sample = Sample(now - 600 + 10 * number, 20.0 * number, number << 20)
-        controller.service.metric_history.append(attempt, sample)
+        controller.service.jobs.metric_history.append(attempt, sample)
     shown = (await of(start, "metrics", "hello", "--last", "20m")).out.decode()
     assert "main/0  CPU     2.00      2.00       █" in shown
     assert "main/0  MEMORY  59.0 MiB  59.0 MiB  ▁" in shown

@@ -248,7 +248,7 @@ async def test_attach_leads_local_ports_to_those_of_the_configuration_until_it_i
             ended = await command.ended()
     assert ended.status == 130
     assert "served goes on (`fairlead attach served`" in ended.err
-    assert (await controller.service.runs.get("served")).run.status == "running"
+    assert (await controller.service.runs.lookup.get("served")).run.status == "running"
 
 
 async def test_a_local_port_that_is_taken_gets_another_and_this_is_said(

@@ -68,7 +68,7 @@ async def test_rollback_to_a_version_begins_a_deployment_with_its_content(
     assert (refused.status, "no deployment 7 to go back to (kept: 0)" in refused.err) == (1, True)
     result = await of(changed, "service", "rollback", "web", "--to", "0")
     assert result.out == b"web: deployment 2 brings deployment 0 back\n"
-    run = (await controller.service.runs.get("web")).run
+    run = (await controller.service.runs.lookup.get("web")).run
     assert (run.deployment, run.deployments[-1].of) == (2, 0)
 
 

@@ -157,7 +157,7 @@ async def test_a_log_that_was_removed_is_told_and_ends_no_other(
     for job in (0, 1):
         await node.prints("pair", f"of {job}\n".encode(), job=job)
         await node.ends("pair", 0, job)
-    controller.service.kept_logs = KeptLogs(controller.logs, SystemClock(), kept_for=0.0)
+    controller.service.jobs.kept_logs = KeptLogs(controller.logs, SystemClock(), kept_for=0.0)
     await controller.logs.sweep(needed=attempts[1:], written_before=math.inf)
     gone = "the log of job main/0 of run pair, attempt 0, was removed"
     for options in ((), ("-f",)):
@@ -174,7 +174,7 @@ async def test_a_log_that_was_removed_is_told_and_ends_no_other(
 async def test_a_log_that_never_was_is_empty(
     start: Fairlead, pair: str, controller: Controller
 ) -> None:
-    controller.service.kept_logs = KeptLogs(controller.logs, SystemClock(), kept_for=0.0)
+    controller.service.jobs.kept_logs = KeptLogs(controller.logs, SystemClock(), kept_for=0.0)
     await (await start("apply", "-f", pair, "-d")).ended()
     await (await start("stop", "pair", "--abort")).ended()
     result = await (await start("logs", "pair")).ended()

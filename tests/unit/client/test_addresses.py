@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from fairlead import settings
 from fairlead.connections import requests
 from fairlead.connections.addresses import PAUSES_SECONDS, Addresses, plainly_parsed
+from fairlead.connections.order_keys import ORDER_KEY
 from fairlead.errors import ApiError, ConnectionLost, NotFound, NotLoggedIn, SettingsError
 from fairlead.rest import ControllerClient
-from fairlead.wire.actions import ORDER_KEY
 from fairlead.wire.errors import LEADS_NO_MORE, STORE_UNAVAILABLE
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import LONG, wait_until

@@ -24,7 +24,7 @@ from fairlead.configuration.runs.plan import Defaults, Plan, to_run
 from fairlead.configuration.text.dstack import marked, translated
 from fairlead.configuration.text.environment import with_environment
 from fairlead.model.service import ProbeKind
-from fairlead.wire.runner import EnvStyle
+from fairlead.wire.job import EnvStyle
 
 SHAPES_FILE = Path(__file__).parent / "dstack-shapes.jsonl"
 SHAPES: list[dict[str, Any]] = [json.loads(line) for line in SHAPES_FILE.read_text().splitlines()]

@@ -15,7 +15,7 @@ from fairlead.configuration.parse import parse
 from fairlead.configuration.runs.plan import Defaults, Plan, to_run
 from fairlead.model.dev_environment import Ide
 from fairlead.model.service import Serves
-from fairlead.wire.runner import script
+from fairlead.wire.job import script
 from fairlead.wire.shim import VolumeKind
 from tests.support.waiting import LONG
 from tests.unit.configuration.dstack_corpus import OPERATORS, SHAPES, environment, planned, refusal

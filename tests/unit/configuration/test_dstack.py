@@ -20,7 +20,7 @@ from fairlead.model.needs import RentLimits, SpotPolicy
 from fairlead.model.service import ProbeKind, RateLimitKey
 from fairlead.submission import read_document
 from fairlead.wire.gpu_names import GpuVendor
-from fairlead.wire.runner import EnvStyle
+from fairlead.wire.job import EnvStyle
 from tests.unit.configuration.dstack_corpus import (
     SHAPES,
     environment,

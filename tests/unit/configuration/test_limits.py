@@ -9,7 +9,7 @@ import pytest
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
 from fairlead.configuration.runs.plan import Defaults, Plan, to_run
-from fairlead.wire.runner import MAX_ARGUMENT, script
+from fairlead.wire.job import MAX_ARGUMENT, script
 
 
 def submit(**fields: Any) -> Plan:

@@ -37,7 +37,7 @@ from controller.forwarding.leader_links import LeaderLinks
 from controller.relay import Leader, Relay, leader_at
 from controller.tls import own_certificate
 from controller.web.assets import Assets
-from fairlead.wire.actions import ORDER_KEY
+from fairlead.connections.order_keys import ORDER_KEY
 from tests.support.waiting import LONG, eventually
 
 BIG = b"x" * (1 << 20)

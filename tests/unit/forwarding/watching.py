@@ -79,7 +79,7 @@ class Leading:
 
     async def _log(self, run: str, attempt: str, offset: int) -> AsyncIterator[bytes]:
         self.logs += 1
-        return follow_log(self.service.runs, self.service.logs, run, attempt, offset)
+        return follow_log(self.service.runs.lookup, self.service.jobs.logs, run, attempt, offset)
 
     async def stop(self) -> None:
         runner, self.runner = self.runner, None

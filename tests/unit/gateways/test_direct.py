@@ -58,13 +58,15 @@ class PlayedForwards(SshForwards):
 class PlayedWays(DirectWays):
     """`offers`: the nodes have a direct way."""
 
-    def __init__(self) -> None:
+    def __init__(self, paths: Paths) -> None:
+        async def unasked(*_: object) -> None:
+            raise AssertionError("`find` decides here")
+
+        super().__init__(paths, unasked, unasked)
         self.offers = True
 
     async def find(self, replica: Replica, node: GatewayNode) -> DirectPlace | None:
         return PLACE if self.offers else None
-
-    def keep(self, replica_ids: object, node_ids: object) -> None: ...
 
 
 class Bed:
@@ -72,7 +74,7 @@ class Bed:
         self.paths = Paths.of(folder, folder / "agent.sock", folder, folder)
         self.paths.servers.mkdir()
         self.haproxy = PlayedHaproxy(self.paths)
-        self.ways = PlayedWays()
+        self.ways = PlayedWays(self.paths)
         self.forwards = PlayedForwards()
         self.links = FarLinks()
         self._folder = folder
@@ -164,7 +166,7 @@ async def test_a_direct_way_that_fails_is_left_for_ssh_and_no_request_goes_there
 async def test_a_replica_comes_back_to_the_direct_way_and_loses_no_request(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast_path, "DIRECT_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(direct, "AGAIN_SECONDS", 0.1)
     bed.ways.offers = False
     async with bed.running("a") as path:
         await eventually(lambda: bed.up() == {"r0"} and bed.haproxy.ways)

@@ -43,7 +43,7 @@ from controller.lifecycle.reports import (
     TaskSeen,
     Tick,
 )
-from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from fairlead.model.reasons import Reason
 from fairlead.model.spec import PlannedGroup
 from fairlead.model.statuses import AllocationState, AttemptStatus

@@ -14,7 +14,7 @@ from controller.lifecycle.predecessors import Predecessor, PredecessorFacts
 from controller.lifecycle.reports import ResumeRequested, StopRequested, SuspendRequested
 from controller.lifecycle.runs import beginning
 from controller.lifecycle.runs.dependencies import facts
-from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from fairlead.model.beginning import After, Moment, SameJob, When
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.statuses import RunStatus

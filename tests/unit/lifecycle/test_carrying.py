@@ -23,7 +23,7 @@ from controller.lifecycle.sweeps.sets import counts
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus, OutputsState, RunStatus
 from fairlead.model.sweep import ParameterSets, SweepPlan
-from fairlead.wire.runner import EndSignal
+from fairlead.wire.job import EndSignal
 from tests.unit.lifecycle.play import NO_RETRY, Play
 
 FAILED = Reason.CONTAINER_EXITED_WITH_ERROR

@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from controller.lifecycle.model import JobRepo, JobSpec, RetryEvent, RetryPolicy
-from controller.lifecycle.runs.submission import PlannedJob
+from controller.lifecycle.runs.first_state import PlannedJob
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import RunStatus
 from fairlead.wire.shim import RegistryAuth

@@ -12,10 +12,10 @@ from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import Group, JobSpec
 from controller.lifecycle.reports import JobSignalled, NodeDrained, Preempted
-from controller.lifecycle.runs.submission import PlannedJob
+from controller.lifecycle.runs.first_state import PlannedJob
 from fairlead.model.reasons import Reason
 from fairlead.model.spec import OnTimeLimit
-from fairlead.wire.runner import EndSignal
+from fairlead.wire.job import EndSignal
 from tests.unit.lifecycle.play import START, Play
 
 HOUR, BEFORE, GRACE = 3600.0, 600.0, 300.0

@@ -22,7 +22,7 @@ from controller.lifecycle.attempts.inactivity import (
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.model import Inactivity, JobSpec
 from controller.lifecycle.reports import InactivitySeen, ProbeSeen, SuspendRequested
-from controller.lifecycle.runs.submission import PlannedJob
+from controller.lifecycle.runs.first_state import PlannedJob
 from controller.traffic.routes import offered, route_of
 from fairlead.model.dev_environment import DevEnvironment, Ide
 from fairlead.model.reasons import Reason, RunReason

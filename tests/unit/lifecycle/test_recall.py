@@ -8,10 +8,10 @@ from controller.lifecycle.attempts import end_signal
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.model import Group, JobSpec
-from controller.lifecycle.runs.submission import PlannedJob
+from controller.lifecycle.runs.first_state import PlannedJob
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
-from fairlead.wire.runner import EndSignal
+from fairlead.wire.job import EndSignal
 from tests.unit.lifecycle.play import START, Play
 
 

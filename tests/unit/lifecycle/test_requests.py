@@ -17,7 +17,7 @@ from controller.lifecycle.reports import (
     ParentEnded,
     ServerFault,
 )
-from controller.lifecycle.runs.submission import PlannedJob
+from controller.lifecycle.runs.first_state import PlannedJob
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.support.attempts import attempt_with

@@ -33,7 +33,7 @@ from controller.lifecycle.reports import (
     Tick,
     WakeRequested,
 )
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from controller.lifecycle.services import rollout, scaling
 from controller.lifecycle.services.readiness import why_not_ready
 from controller.lifecycle.services.scaling import Load

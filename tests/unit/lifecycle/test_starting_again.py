@@ -19,7 +19,7 @@ from controller.lifecycle.reports import (
     SuspendRequested,
     WatcherSeen,
 )
-from controller.lifecycle.runs.submission import PlannedJob
+from controller.lifecycle.runs.first_state import PlannedJob
 from fairlead.model.reasons import Reason
 from fairlead.model.spec import JobSpec
 from fairlead.model.starts import LEASE_SECONDS, Starts

@@ -20,7 +20,7 @@ from controller.lifecycle.reports import (
 )
 from controller.lifecycle.runs import beginning
 from controller.lifecycle.runs.dependencies import facts
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from controller.lifecycle.sweeps.begin import MAX_QUEUED
 from fairlead.model.beginning import After, Moment, SameJob, When
 from fairlead.model.reasons import Reason, RunReason

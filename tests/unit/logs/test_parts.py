@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.files import log_segments
-from controller.logs import parts, segments, store
+from controller.logs import copies, parts, segments
 from controller.logs.parts import LogBucket, Part, Parts, cover
 from controller.logs.store import LogStore, LogWriter
 from controller.outputs.bucket import Bucket, BucketError
@@ -314,13 +314,13 @@ async def test_readers_are_refused_at_once_after_one_has_waited_for_a_bucket_tha
 
     monkeypatch.setattr(LogBucket, "parts", away)
     logs = await machine("a")
-    monkeypatch.setattr(store, "SLOW_SECONDS", 3600.0)
+    monkeypatch.setattr(copies, "SLOW_SECONDS", 3600.0)
     for _ in range(2):
         with pytest.raises(BucketError):
             await logs.reach(ATTEMPT)
     assert len(asked) == 2, "a refusal that comes soon keeps nobody waiting"
-    monkeypatch.setattr(store, "SLOW_SECONDS", 0.0)
-    monkeypatch.setattr(store, "AWAY_SECONDS", 3600.0)
+    monkeypatch.setattr(copies, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(copies, "AWAY_SECONDS", 3600.0)
     for _ in range(3):
         with pytest.raises(BucketError, match="it does not answer"):
             await logs.reach(ATTEMPT)

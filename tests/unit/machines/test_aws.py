@@ -12,8 +12,8 @@ import botocore.session
 import msgspec
 import pytest
 
-from controller.clouds.aws import MAX_USER_DATA, AwsCloud
-from controller.clouds.aws_instances import disks_of, image_of
+from controller.clouds.aws.cloud import MAX_USER_DATA, AwsCloud
+from controller.clouds.aws.instances import disks_of, image_of
 from controller.clouds.base import (
     CloudAway,
     CloudError,

@@ -87,14 +87,14 @@ async def test_orphans_and_ends_that_fail_are_numbers_to_alert_by() -> None:
     rented = RentedService(pipeline, fleets, ManualClock(NOW + 90.0), manager)
     found = {
         sample.name: (sample.labels, sample.value)
-        for family in rented.numbers()
+        for family in rented.families()
         for sample in family.samples
     }
     assert found == {
         "fairlead_machine_orphans": ({"provider": "lab"}, 1.0),
         "fairlead_machines_ending_seconds": ({"provider": "lab"}, 90.0),
     }
-    assert list(RentedService(pipeline, fleets, ManualClock(), None).numbers()) == []
+    assert list(RentedService(pipeline, fleets, ManualClock(), None).families()) == []
 
 
 def trial_of(cloud: MemoryCloud, **more: Any) -> Trial:

@@ -90,7 +90,7 @@ def test_a_library_that_is_not_installed_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "botocore.config", None)
-    for name in ("aws", "aws_calls"):
-        monkeypatch.delitem(sys.modules, f"controller.clouds.{name}", raising=False)
+    for name in ("calls", "cloud"):
+        monkeypatch.delitem(sys.modules, f"controller.clouds.aws.{name}", raising=False)
     with pytest.raises(CannotStart, match=r"install 'fairlead-daemons\[aws\]'"):
         make_cloud("eu", AWS, Catalogs(MemoryStore(), ()))

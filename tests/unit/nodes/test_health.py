@@ -18,7 +18,8 @@ from controller.nodes.health import (
     without_gpu,
 )
 from fairlead.model.statuses import AttemptStatus
-from fairlead.wire.shim import GpuInfo, Recall, TaskInfo, TaskReason, TaskStatus
+from fairlead.wire.node import GpuInfo, Recall
+from fairlead.wire.shim import TaskInfo, TaskReason, TaskStatus
 from tests.doubles.clock import NOW
 from tests.doubles.node import HEALTH
 from tests.doubles.shim import node_info

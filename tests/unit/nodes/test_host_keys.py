@@ -14,7 +14,7 @@ from controller.links.base import NodeConnection, NodeLink, ShimApi
 from controller.nodes import host_keys
 from controller.nodes.host_keys import FreshHostKey
 from controller.store.errors import LeaseLost, StoreError, StoreRefused, StoreUnavailable
-from fairlead.wire.shim import HostKey
+from fairlead.wire.node import HostKey
 from shim.client import ShimError, ShimUnavailable
 from tests.unit.pipelines.parts import a_node
 

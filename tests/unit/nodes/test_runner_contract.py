@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from controller.links.base import RunnerApi
-from fairlead.wire.runner import SubmitRequest
+from fairlead.wire.job import SubmitRequest
 from fairlead.wire.shim import TaskInfo, TaskRequest, TaskResources, TaskStatus, TaskTimes
 from shim.node.ledger import Capacity
 from tests.doubles.clock import ManualClock

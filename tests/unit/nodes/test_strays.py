@@ -11,7 +11,8 @@ from controller.lifecycle.model import NodeStatus, RunState
 from controller.nodes import session as session_module
 from controller.scheduling.fitting.fit import room
 from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
-from fairlead.wire.shim import AllocationInfo, Event, EventType, TaskInfo, TaskStatus
+from fairlead.wire.node import AllocationInfo
+from fairlead.wire.shim import Event, EventType, TaskInfo, TaskStatus
 from shim.client import ShimError
 from tests.support.waiting import eventually
 from tests.unit.nodes.world import World, listing, place_of, world

@@ -14,11 +14,7 @@ from controller.nodes.sync import report_gone
 from controller.store.base import Changes
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AllocationState, AttemptStatus
-from fairlead.wire.shim import (
-    EventType,
-    TaskStatus,
-    TaskTimes,
-)
+from fairlead.wire.shim import EventType, TaskStatus, TaskTimes
 from tests.doubles.node import HEALTH
 from tests.doubles.shim import node_info
 from tests.support.waiting import eventually

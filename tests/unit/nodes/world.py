@@ -18,7 +18,8 @@ from controller.nodes.strays import StrayTasks
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext
 from controller.scheduling.scheduler import JobSubmittedPipeline
-from fairlead.wire.shim import AllocationInfo, Event, EventType, Fence, Health, TaskInfo
+from fairlead.wire.node import AllocationInfo
+from fairlead.wire.shim import Event, EventType, Fence, Health, TaskInfo
 from shim.client import ShimUnavailable
 from tests.doubles.clock import ManualClock
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore

@@ -19,7 +19,7 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.reports import Report
-from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from controller.pipelines.performers.cluster import Clusters
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext

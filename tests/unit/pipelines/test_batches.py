@@ -25,7 +25,8 @@ from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
 from fairlead.model.sweep import ParameterSets, SweepPlan
 from fairlead.wire.frames import Frame, Stream, encode
-from fairlead.wire.runner import BatchAnswer, CarriedJob, EndSignal, ExitRecord
+from fairlead.wire.job import EndSignal
+from fairlead.wire.runner import BatchAnswer, CarriedJob, ExitRecord
 from fairlead.wire.sizes import OutputsAbout
 from runner.client import RunnerError, RunnerUnavailable
 from tests.doubles.clock import NOW, ManualClock

@@ -24,7 +24,7 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.reports import TaskSeen
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from controller.pipelines import from_node, to_node
 from controller.pipelines.performers import cluster
 from controller.pipelines.performers.cluster import Clusters, cluster_key, secret_of
@@ -33,7 +33,7 @@ from fairlead.model.reasons import Reason
 from fairlead.model.service import ReplicaGroup, Serves, ServicePolicy
 from fairlead.model.spec import PlannedGroup
 from fairlead.model.statuses import AllocationState, AttemptStatus
-from fairlead.wire.runner import ClusterInfo
+from fairlead.wire.job import ClusterInfo
 from tests.doubles.clock import NOW
 from tests.doubles.shim import node_info
 from tests.support.attempts import attempt_with

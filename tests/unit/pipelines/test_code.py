@@ -17,7 +17,7 @@ from controller.pipelines.performers.job_running import JobStarter
 from controller.pipelines.to_node import AttemptContext
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
-from fairlead.wire.runner import Files, RepoCredentials
+from fairlead.wire.job import Files, RepoCredentials
 from runner.client import RunnerUnavailable
 from tests.doubles.clock import ManualClock
 from tests.doubles.node import FakeConnection

@@ -18,7 +18,7 @@ from controller.lifecycle.reports import (
     StopRequested,
     SuspendRequested,
 )
-from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from controller.pipelines.dependents import Dependents, PredecessorGone, unknown_predecessors
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.store.base import Store

@@ -12,7 +12,7 @@ from controller.aio import Flag, Watchers
 from controller.clock import next_trigger
 from controller.lifecycle.model import JobSpec, OnParentEnd, RunPolicy, RunState
 from controller.lifecycle.reports import CompleteRequested, StopRequested
-from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from controller.pipelines.live_state import ParentGone, unknown_parents
 from controller.pipelines.run_pipeline import RunPipeline
 from fairlead.model.reasons import RunReason

@@ -32,8 +32,10 @@ from controller.pipelines.to_node import RetryLater
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
 from fairlead.wire.engine_abilities import EngineAbility
-from fairlead.wire.runner import EndSignal, ExitRecord, RunnerState, SignalRequest, StatusEvent
-from fairlead.wire.shim import Fence, GpuInfo, HostNetwork, RegistryAuth, TaskStatus
+from fairlead.wire.job import EndSignal
+from fairlead.wire.node import GpuInfo, HostNetwork
+from fairlead.wire.runner import ExitRecord, RunnerState, SignalRequest, StatusEvent
+from fairlead.wire.shim import Fence, RegistryAuth, TaskStatus
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from shim.client import ShimError, ShimUnavailable
 from tests.doubles.clock import NOW, ManualClock

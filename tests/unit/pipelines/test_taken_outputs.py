@@ -18,7 +18,7 @@ from controller.pipelines.performers.job_running import JobStarter
 from controller.pipelines.performers.taken_outputs import OutputsGone, TakenOutputsReader
 from controller.pipelines.to_node import AttemptContext
 from fairlead.model.statuses import AttemptStatus
-from fairlead.wire.runner import Files
+from fairlead.wire.job import Files
 from tests.doubles.clock import ManualClock
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.doubles.node import FakeConnection

@@ -9,8 +9,8 @@ import pytest
 
 from controller.lifecycle.model import JobSpec, Resources
 from fairlead.configuration.runs.common import CONTAINER_OPTIONS
-from fairlead.wire.runner import JobProgram
-from fairlead.wire.runner import JobSpec as RunnerJob
+from fairlead.wire.job import JobProgram
+from fairlead.wire.job import JobSpec as RunnerJob
 from fairlead.wire.shim import ContainerOptions, TaskRequest, TaskResources
 
 OF_THE_CONTEXT = {

@@ -13,7 +13,8 @@ import aiohttp
 import msgspec
 
 from fairlead.wire.frames import Decoder, Frame, Stream
-from fairlead.wire.runner import ExitRecord, JobSpec, RunnerState, StatusEvent, SubmitRequest
+from fairlead.wire.job import JobSpec, SubmitRequest
+from fairlead.wire.runner import ExitRecord, RunnerState, StatusEvent
 from runner.client import BASE_URL, RunnerClient
 from runner.options import Settings
 from runner.processes.spawn import Children

@@ -16,7 +16,8 @@ import pytest
 
 from common.files.task_folder import OUTPUT_FOLDER_NAME
 from fairlead.wire.frames import Stream
-from fairlead.wire.runner import AgainRequest, RunnerState, SubmitRequest
+from fairlead.wire.job import SubmitRequest
+from fairlead.wire.runner import AgainRequest, RunnerState
 from runner.client import RunnerClient, RunnerError
 from runner.job.outcome import process_table
 from runner.processes.launch import Launch

@@ -10,16 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from fairlead.wire.job import Repo, SubmitRequest
 from fairlead.wire.runner import (
     BatchAnswer,
     BatchRequest,
     CarriedJob,
     CarriedSignal,
     CarriedStop,
-    Repo,
     RunnerState,
     SignalRequest,
-    SubmitRequest,
 )
 from runner.client import RunnerClient
 from runner.job import batch

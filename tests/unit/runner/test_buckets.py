@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fairlead.wire.runner import BucketFolder, BucketMode, ExitRecord
+from fairlead.wire.job import BucketFolder, BucketMode
+from fairlead.wire.runner import ExitRecord
 from runner.job.buckets import BucketCopier
 from tests.support.object_storage import KEYS, ObjectStorage
 from tests.support.waiting import eventually

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairlead.wire.again import CodeChanges, code_changes, why_not_in_place
-from fairlead.wire.runner import Files, Repo
+from fairlead.wire.job import CodeChanges, Files, Repo, code_changes, why_not_in_place
 
 
 def files(path: str, archive: str) -> Files:

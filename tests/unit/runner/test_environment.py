@@ -2,7 +2,7 @@ import os
 
 import msgspec
 
-from fairlead.wire.runner import ClusterInfo
+from fairlead.wire.job import ClusterInfo
 from runner.processes import environment
 from runner.processes.identity import Identity
 from tests.unit.runner.harness import a_job

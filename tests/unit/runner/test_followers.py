@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 
 from fairlead.wire.frames import Stream
-from fairlead.wire.runner import WS_TOO_SLOW, Repo, RunnerState
+from fairlead.wire.job import Repo
+from fairlead.wire.runner import WS_TOO_SLOW, RunnerState
 from runner.client import RunnerClient, RunnerError, RunnerUnavailable
 from runner.options import Settings
 from runner.processes.spawn import Children

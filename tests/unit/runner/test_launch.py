@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from common.files.task_folder import ImageConfig
-from fairlead.wire.runner import script
+from fairlead.wire.job import script
 from runner.errors import CannotStart
 from runner.processes.launch import Launch, prepare, read_image_config
 from tests.unit.runner.harness import a_job

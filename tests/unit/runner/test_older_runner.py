@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 
 from fairlead.wire.frames import Frame, Stream, encode
-from fairlead.wire.runner import LogsHeader, RunnerState, StatusEvent, SubmitRequest
+from fairlead.wire.job import SubmitRequest
+from fairlead.wire.runner import LogsHeader, RunnerState, StatusEvent
 from runner.client import RunnerClient, RunnerError
 from tests.support.dialling import dial_to
 from tests.unit.runner.harness import a_job, a_session, followed, payload

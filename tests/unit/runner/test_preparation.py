@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairlead.wire.runner import ClusterInfo, ClusterKey, StatusEvent, SubmitRequest
+from fairlead.wire.job import ClusterInfo, ClusterKey, SubmitRequest
+from fairlead.wire.runner import StatusEvent
 from runner.client import RunnerError
 from runner.errors import CannotStart
 from runner.job import cluster_ssh

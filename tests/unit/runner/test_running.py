@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from fairlead.wire.frames import Stream
-from fairlead.wire.runner import ClusterInfo, ExitRecord, RunnerState, SubmitRequest
+from fairlead.wire.job import ClusterInfo, SubmitRequest
+from fairlead.wire.runner import ExitRecord, RunnerState
 from runner.client import RunnerClient, RunnerError
 from runner.options import Settings
 from tests.support.shells import at_term

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.wire.runner import ClusterInfo, GangInfo
+from fairlead.wire.job import ClusterInfo, GangInfo
 from runner.processes import variables
 from runner.processes.variables import Paths
 from tests.unit.runner.harness import a_job

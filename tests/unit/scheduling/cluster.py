@@ -26,7 +26,7 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.reports import Report, RunnerStarted, TaskAccepted, TaskRemoved
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from fairlead.model.service import ServicePolicy
 from fairlead.model.spec import PlannedGroup

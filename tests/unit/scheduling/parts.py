@@ -19,10 +19,10 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.reports import NotPlaced, Placed
-from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from controller.pipelines.from_node import capacity
 from controller.scheduling.placement import SchedulingPass
-from fairlead.wire.shim import GpuInfo
+from fairlead.wire.node import GpuInfo
 from tests.doubles.shim import node_info
 from tests.support.indexes import index_of
 

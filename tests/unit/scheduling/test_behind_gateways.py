@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Group, JobSpec, Node, RunPolicy, RunState, RunType
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from controller.scheduling.feasibility import why_never
 from controller.scheduling.fitting.capacity import Needs
 from controller.scheduling.queue import member_of

@@ -13,7 +13,8 @@ from controller.lifecycle.model import GpuNeed, NodeCapacity, NodeGpu, Resources
 from controller.pipelines.from_node import capacity
 from controller.scheduling.fitting.fit import choose, fitting_gpus, in_blocks
 from fairlead.wire.gpu_names import GpuVendor, is_named
-from fairlead.wire.shim import GpuLink, GpuRequest, TaskRequest, TaskResources
+from fairlead.wire.node import GpuLink
+from fairlead.wire.shim import GpuRequest, TaskRequest, TaskResources
 from shim.gpus import selection as shims
 from shim.node.ledger import Blocks, Capacity, Ledger
 from tests.doubles.shim import node_info

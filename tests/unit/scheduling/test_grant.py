@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from controller.lifecycle.model import Allocation, Amount, GpuNeed, JobSpec, Node, Resources
 from controller.lifecycle.reports import Placed
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from controller.scheduling.fitting.fit import fitting_gpus, room, shortfalls
 from controller.scheduling.fitting.grant import granted
 from controller.store.rows import ALLOCATION

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.lifecycle.model import Constraint, GpuNeed, JobSpec, Node, Operator, Resources
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from controller.scheduling.fitting.capacity import Need
 from controller.scheduling.fitting.constraints import Domain
 from controller.scheduling.fitting.fit import Room, less, shortfalls

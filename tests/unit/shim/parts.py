@@ -15,15 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead.wire.shim import (
-    Event,
-    Fence,
-    GpuInfo,
-    TaskInfo,
-    TaskRequest,
-    TaskResources,
-    TaskStatus,
-)
+from fairlead.wire.node import GpuInfo
+from fairlead.wire.shim import Event, Fence, TaskInfo, TaskRequest, TaskResources, TaskStatus
 from shim.daemon import Daemon, Identity, disk_threads
 from shim.engines.base import Engine
 from shim.gpus import Gpus

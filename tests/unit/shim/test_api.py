@@ -14,9 +14,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from fairlead.wire.node import EngineKind
 from fairlead.wire.shim import (
     DrainRequest,
-    EngineKind,
     EventType,
     Fence,
     ImageState,

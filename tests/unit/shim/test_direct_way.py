@@ -16,7 +16,8 @@ import pytest
 
 from common import haproxy_admin, pinned_certificates
 from fairlead.wire.gateway import DirectAnswer, DirectQuestion
-from fairlead.wire.shim import FindingLevel, GatewayKeys, TaskStatus
+from fairlead.wire.node import FindingLevel
+from fairlead.wire.shim import GatewayKeys, TaskStatus
 from shim.access import direct_way
 from shim.access.direct_way import DirectWays, configuration
 from shim.access.exposed_ports import ExposedPorts, ExposureRecord

@@ -12,7 +12,7 @@ import docker.errors
 import pytest
 
 from common.core_pattern import FIX
-from fairlead.wire.shim import EngineKind, Finding, FindingLevel
+from fairlead.wire.node import EngineKind, Finding, FindingLevel
 from shim.engines.docker.examination import (
     NetworksOfNode,
     judge_crun,

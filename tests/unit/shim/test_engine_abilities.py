@@ -9,7 +9,7 @@ import pytest
 
 from fairlead.wire.engine_abilities import EngineAbility
 from fairlead.wire.errors import Refused
-from fairlead.wire.shim import NodeAllows
+from fairlead.wire.node import NodeAllows
 from shim.engines.docker.engine import DockerEngine
 from shim.engines.process import ProcessEngine
 from shim.node import machine

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from fairlead.wire.errors import Refused
-from fairlead.wire.shim import ContainerOptions, HostNetwork, NetworkMode, TaskResources, TaskStatus
+from fairlead.wire.node import HostNetwork
+from fairlead.wire.shim import ContainerOptions, NetworkMode, TaskResources, TaskStatus
 from shim import main
 from shim.admission import container_rules
 from shim.daemon import Daemon

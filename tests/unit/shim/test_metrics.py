@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fairlead.wire.shim import GpuRequest, NodeMetrics, TaskResources, TaskStatus
+from fairlead.wire.node import NodeMetrics
+from fairlead.wire.shim import GpuRequest, TaskResources, TaskStatus
 from shim.engines.docker.engine import DockerEngine
 from shim.gpus.base import Vitals
 from shim.monitoring.metrics import Cgroup, collect, prometheus_text

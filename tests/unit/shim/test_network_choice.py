@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from fairlead.wire.shim import EngineKind
+from fairlead.wire.node import EngineKind
 from shim.engines.base import NetworkChoice, NodeFault
 from shim.engines.docker import choice
 from shim.engines.docker.choice import NetworkChooser, why_not_here

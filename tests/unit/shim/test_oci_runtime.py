@@ -14,7 +14,8 @@ import msgspec
 import pytest
 import requests
 
-from fairlead.wire.shim import EngineKind, Finding, NetworkMode
+from fairlead.wire.node import EngineKind, Finding
+from fairlead.wire.shim import NetworkMode
 from shim.engines.docker.engine import DockerEngine
 from shim.engines.docker.examination import Trial, try_container
 from shim.engines.docker.oci_runtime import OciRuntime, to_try

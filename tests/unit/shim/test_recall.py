@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.wire.shim import Recall
+from fairlead.wire.node import Recall
 from shim import recall
 from shim.recall import Ec2, Gcp, RecallWatch, metadata_here
 from tests.doubles.metadata import MetadataService, metadata_service

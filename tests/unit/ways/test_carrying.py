@@ -20,7 +20,7 @@ from common.proxy.entry import Settings
 from common.proxy.view import Replica, Service
 from common.refusals import Forbidden, Unauthenticated, Unavailable
 from common.tokens import KEY_PREFIX, digest
-from controller.api.app import numbers
+from controller.api.app import figures
 from controller.clock import SystemClock
 from controller.forwarding.credentials import link_tls
 from controller.forwarding.leader_links import LeaderLinks
@@ -186,7 +186,7 @@ class Carrying:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/metrics/services":
-            return numbers(await self.services.numbers(request))
+            return figures(await self.services.figures(request))
         if self.services.takes(request):
             return await self.services.answer(request)
         return await self._leader(request)
@@ -240,7 +240,7 @@ async def test_an_admin_reads_how_many_requests_went_through_here(carrying: Carr
     for token, refused in ((USER_TOKEN, Forbidden), ("unknown", Unauthenticated)):
         request = make_mocked_request("GET", asked[0], {"Authorization": bearer(token)})
         with pytest.raises(refused):
-            await carrying.services.numbers(request)
+            await carrying.services.figures(request)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ class PortsBed:
             return answer.status
 
     async def revoke(self, token: str) -> None:
-        gate = self.bed.controller.service.gate
+        gate = self.bed.controller.service.accounts.gate
         (id,) = [one.id for one in gate.tokens if one.digest == digest(token)]
         headers = bearer(ADMIN_TOKEN)
         async with self.bed.leader.delete(f"/v1/tokens/{id}", headers=headers) as answer:

@@ -93,8 +93,8 @@ async def test_a_forged_cookie_opens_nothing(stranger: Browser) -> None:
 
 
 async def test_a_revoked_token_ends_the_login(admin: Browser, controller: Controller) -> None:
-    caller = controller.service.gate.users["admin"]
-    await controller.service.users.revoke("t1", by=caller)
+    caller = controller.service.accounts.gate.users["admin"]
+    await controller.service.accounts.users.revoke("t1", by=caller)
 
     assert (await admin.open("/dashboard/runs")).status == 303
 
@@ -142,7 +142,7 @@ async def test_a_login_that_ended_stays_ended_after_a_restart(
     before = cookie_of(admin)
     await admin.act("/dashboard/logout")
     loaded = await controller.store.load()
-    gate = Gate(loaded.users, controller.service.gate.tokens, SystemClock())
+    gate = Gate(loaded.users, controller.service.accounts.gate.tokens, SystemClock())
 
     with pytest.raises(Unauthenticated, match="you logged out"):
         Sessions(

@@ -90,10 +90,10 @@ async def test_a_browser_that_asked_gets_a_code_which_the_address_tells_nobody(
     assert (status, place.hostname, place.path) == (303, "api.localhost", "/.fairlead/enter")
     assert (place.query, given["next"]) == ("", ["/lab"])
     proof = digest(browser_secret(given["code"][0], STATE))
-    held = controller.service.gate.granted(proof, run["id"])
+    held = controller.service.accounts.gate.granted(proof, run["id"])
     assert held is not None
     assert held.token.user == "admin"
-    assert controller.service.gate.granted(proof, "another-run") is None
+    assert controller.service.accounts.gate.granted(proof, "another-run") is None
 
 
 @pytest.mark.parametrize("state", ["x", "5" * 63, "G" * 64])

@@ -324,8 +324,10 @@ async def test_a_gpu_leads_its_owner_to_the_run_and_others_not(
     )
     attempt = job["attempts"][0]["id"]
     await controller.pipeline.report(Placed(run_id=run["id"], attempt_id=attempt, allocation=place))
-    users = controller.service.gate.users
-    own, other = (controller.service.nodes.holders(users[name]) for name in ("admin", "ada"))
+    users = controller.service.accounts.gate.users
+    own, other = (
+        controller.service.machines.nodes.holders(users[name]) for name in ("admin", "ada")
+    )
     assert own["n1"]["GPU-1"] == Holder(run["id"], "secret-plan")
     assert other["n1"]["GPU-1"] == Holder(None, "a run of admin")
 

@@ -16,7 +16,7 @@ from fairlead.cli.durations import seconds_of
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.documents.nodes import NodeAllowsView, NodeView, QuarantinedTaskView
 from fairlead.rest import decode, node_path
-from fairlead.wire.shim import Finding, FindingLevel
+from fairlead.wire.node import Finding, FindingLevel
 from fairlead.wire.sizes import human_size
 
 

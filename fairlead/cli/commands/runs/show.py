@@ -28,7 +28,7 @@ from fairlead.patience import Outages
 from fairlead.queries import EventQuery
 from fairlead.rest import ControllerClient, decode, run_path
 from fairlead.summaries.progress import grants, job_name, why
-from fairlead.wire.shim import GpuMetrics
+from fairlead.wire.node import GpuMetrics
 from fairlead.wire.sizes import human_size
 
 _PAGE = 1000

@@ -9,7 +9,7 @@ import pytest
 
 from controller.lifecycle.membership import ranks
 from controller.lifecycle.model import Group, JobSpec, RunPolicy
-from controller.lifecycle.runs.submission import new_run
+from controller.lifecycle.runs.first_state import new_run
 from fairlead.model.spec import PlannedGroup
 from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 from tests.unit.lifecycle.play import Play

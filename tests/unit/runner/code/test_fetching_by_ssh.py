@@ -13,7 +13,7 @@ import asyncssh
 import msgspec
 import pytest
 
-from fairlead.wire.runner import Repo, RepoCredentials
+from fairlead.wire.job import Repo, RepoCredentials
 from runner.code.git import Git, ImageGit, RuntimeGit
 from runner.code.helper import Helpers
 from runner.errors import CannotStart

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.files.git import difference, look_at_git
-from fairlead.wire.runner import IfFolderExists, Repo, RepoCredentials, SubmitRequest
+from fairlead.wire.job import IfFolderExists, Repo, RepoCredentials, SubmitRequest
 from runner.code.git import Git, ImageGit, RuntimeGit
 from runner.code.helper import Helpers
 from runner.code.prepare import Brought, CodePreparer

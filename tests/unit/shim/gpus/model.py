@@ -16,14 +16,8 @@ from hypothesis import strategies as st
 
 from fairlead.wire.errors import Refused
 from fairlead.wire.gpu_names import is_called
-from fairlead.wire.shim import (
-    AllocationInfo,
-    GpuInfo,
-    GpuLink,
-    GpuRequest,
-    TaskRequest,
-    TaskResources,
-)
+from fairlead.wire.node import AllocationInfo, GpuInfo, GpuLink
+from fairlead.wire.shim import GpuRequest, TaskRequest, TaskResources
 from shim.gpus.selection import tightness
 from shim.node.ledger import Capacity, Ledger
 from tests.unit.shim.gpus.parts import in_pairs, linked, mig

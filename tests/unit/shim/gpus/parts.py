@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.wire.shim import GpuInfo, GpuLink
+from fairlead.wire.node import GpuInfo, GpuLink
 
 Link = Callable[[int, int], GpuLink]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.wire.gpu_names import GpuVendor
-from fairlead.wire.shim import EngineKind, FindingLevel, GpuLink
+from fairlead.wire.node import EngineKind, FindingLevel, GpuLink
 from shim import adapters
 from shim.engines.docker.handover import Way, hand_over, means_of, needed_groups
 from shim.examination import Answer, NodeSetup

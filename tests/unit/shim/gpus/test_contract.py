@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.wire.shim import GpuInfo
+from fairlead.wire.node import GpuInfo
 from shim.gpus.amd.smi import AmdGpus
 from shim.gpus.base import Gpus
 from tests.doubles.amdsmi import Card, StandInSmi

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.wire.shim import GpuInfo
+from fairlead.wire.node import GpuInfo
 from shim.gpus.base import GpuError
 from shim.gpus.health import Fault, GpuFinding
 from shim.gpus.remembered import RememberedGpu, RememberedGpus

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.wire.gpu_names import is_called
-from fairlead.wire.shim import GpuInfo, GpuLink
+from fairlead.wire.node import GpuInfo, GpuLink
 from shim.gpus.selection import choose, tightness
 from tests.unit.shim.gpus.parts import gpu, in_pairs, indexes, linked, mig
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.wire.shim import GpuInfo
+from fairlead.wire.node import GpuInfo
 from shim.gpus import watch
 from shim.gpus.base import NO_ACTION, GpuLost, GpuSilent, GpuStale, Recovery, Vitals
 from shim.gpus.health import Fault, GpuFinding

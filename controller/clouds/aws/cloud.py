@@ -1,7 +1,5 @@
-"""EC2 of Amazon as a provider, through botocore: it finds credentials as all programs of AWS do
-(environment, profile, web identity, the role of the machine), signs, and knows every endpoint.
-
-Only a controller whose file names such a provider loads this module.
+"""The provider, through botocore: it finds credentials as all programs of AWS do (environment,
+profile, web identity, the role of the machine), signs, and knows every endpoint.
 
 A machine's id is `REGION/INSTANCE`, since EC2 finds an instance only in its region.
 """
@@ -11,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from controller.clouds import aws_types
-from controller.clouds.aws_calls import Calls
-from controller.clouds.aws_errors import InstanceUnknown, SetupRefused, TokenMismatch, WouldWork
-from controller.clouds.aws_instances import (
+from controller.clouds.aws import types as aws_types
+from controller.clouds.aws.calls import Calls
+from controller.clouds.aws.errors import InstanceUnknown, SetupRefused, TokenMismatch, WouldWork
+from controller.clouds.aws.instances import (
     INSTALLATION_TAG,
     MACHINE_TAG,
     Image,
@@ -32,6 +29,7 @@ from controller.clouds.aws_instances import (
     tags_of,
     words_of_bid,
 )
+from controller.clouds.aws.spot_prices import SpotPrices
 from controller.clouds.base import (
     Abilities,
     CloudAway,
@@ -55,7 +53,6 @@ from controller.provider_config.aws import AwsProvider, AwsRegion
 
 DESCRIBE_EVERY_SECONDS = 5.0
 """The least time between two questions for machines in one region."""
-SPOT_PRICES_EVERY_SECONDS = 1800.0
 VISIBLE_AFTER_SECONDS = 60.0
 """For so long EC2 may not know the id of a machine that it has just made."""
 MAX_USER_DATA = 16 << 10
@@ -93,7 +90,7 @@ class AwsCloud:
         self._calls = Calls(name, config)
         self._paces = {region: Pace(describe_every) for region in config.regions}
         self._images: dict[str, Image] = {}
-        self._spot = _SpotPrices(self._calls)
+        self._spot = SpotPrices(self._calls)
         self._unknown_since: dict[str, float] = {}
         """When EC2 first did not know a machine that is to end, by its id."""
 
@@ -493,37 +490,6 @@ class AwsCloud:
         if region not in self._config.regions:
             raise CloudAway(f"providers.{self._name}.regions does not name {region}")
         return region, instance
-
-
-class _SpotPrices:
-    """The present prices of spot machines, by type and zone."""
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-        self._known: dict[str, tuple[float, dict[tuple[str, str], float]]] = {}
-
-    async def of(self, region: str, types: Sequence[str]) -> Mapping[tuple[str, str], float]:
-        """Raises CloudError: so an account that may do nothing has no offers, and nothing is
-        ordered from it."""
-        now = asyncio.get_running_loop().time()
-        known = self._known.get(region)
-        if known is not None and now < known[0]:
-            return known[1]
-        pages = await self._calls.pages(
-            region,
-            "describe_spot_price_history",
-            InstanceTypes=list(types),
-            ProductDescriptions=["Linux/UNIX"],
-            # With the present time, EC2 tells the latest price of each zone, and no history.
-            StartTime=datetime.now(UTC),
-        )
-        prices = {
-            (one["InstanceType"], one["AvailabilityZone"]): float(one["SpotPrice"])
-            for page in pages
-            for one in page.get("SpotPriceHistory", ())
-        }
-        self._known[region] = (now + SPOT_PRICES_EVERY_SECONDS, prices)
-        return prices
 
 
 async def _all(calls: Iterable[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Prometheus numbers of the requests to services."""
+"""Prometheus figures of the requests to services."""
 
 from __future__ import annotations
 
@@ -82,5 +82,5 @@ class MeteredTraffic:
         return _Metered(self, counted, (service.name, replica.group))
 
     def page(self) -> bytes:
-        """Return the numbers in the text format of Prometheus."""
+        """Return the figures in the text format of Prometheus."""
         return generate_latest(self._registry)

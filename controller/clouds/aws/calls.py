@@ -14,7 +14,7 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from controller.clouds.aws_errors import refusal
+from controller.clouds.aws.errors import refusal
 from controller.clouds.base import CloudError
 from controller.provider_config.aws import AwsProvider
 
