@@ -489,8 +489,10 @@ class MachineWorld(World):
     async def _take_back(self) -> None:
         chance = self.chance("spot")
         while True:
-            await asyncio.sleep(chance.uniform(60.0, 900.0))
+            await asyncio.sleep(chance.uniform(60.0, 400.0))
             up = [one for one in self.cloud.live if one.place is not None]
+            busy = [one for one in up if self.nodes[one.order.name].containers()]
+            up = busy if busy and chance.random() < 0.8 else up
             if not up:
                 continue
             # Two at once may be of the same gang, also one after the other while it stops.
