@@ -40,7 +40,7 @@ from controller.api.http.leaving import LEAVING, Leaving
 from controller.api.http.openapi import document
 from controller.api.http.origins import Origins, mark
 from controller.api.http.routes import JSON, TEXT, Call, Instead, Route, decode_body, decode_query
-from controller.api.http.streams import STREAMS, TOKEN_PROTOCOL, end_streams
+from controller.api.http.streams import END_SECONDS, STREAMS, TOKEN_PROTOCOL, end_streams
 from controller.api.jobs import jobs, log_windows, logs, outputs, ports, terminals
 from controller.api.machines import controllers, fleets, gateways, nodes, providers, rented
 from controller.api.runs import blobs, events, runs, scheduling, services, sweeps
@@ -64,6 +64,8 @@ METRICS_PATH = "/metrics"
 SERVICES_METRICS_PATH = "/metrics/services"
 """The figures of requests to services that went through this controller's own proxy."""
 HEALTH_PATH = "/v1/health"
+ENDING_SECONDS = 0.2
+"""So long readers of streams hold up the end of a controller among several."""
 _OF_THE_API = ("/v1/", "/dashboard/api/", METRICS_PATH)
 _API_HEADERS = {
     "Cache-Control": "no-store",
@@ -113,6 +115,8 @@ def make_app(
     app.on_response_prepare.append(leaving.note_answer)
     app.on_response_prepare.append(mark)
     if lead is not None:
+        # The next leader waits for the end of this one.
+        app[END_SECONDS] = ENDING_SECONDS
         app.on_response_prepare.append(note_answer)
     app.on_response_prepare.append(not_for_tabs)
     if proxy is not None:

@@ -24,11 +24,23 @@ Ending = Callable[[], Awaitable[object]]
 STREAMS: web.AppKey[set[Ending]] = web.AppKey("streams", set)
 
 
+END_SECONDS: web.AppKey[float] = web.AppKey("end_seconds", float)
+"""So long readers have for their part of an end. Without it: CLOSE_SECONDS each, and as long as a
+reader that stalls takes no byte."""
+
+
 async def end_streams(app: web.Application) -> None:
     """End all streams; for `on_shutdown`."""
-    endings = app[STREAMS]
     # A copy: each stream that ends takes itself out of the set.
-    await asyncio.gather(*(end() for end in tuple(endings)))
+    ending = [asyncio.ensure_future(end()) for end in tuple(app[STREAMS])]
+    if not ending:
+        return
+    await asyncio.wait(ending, timeout=app.get(END_SECONDS))
+    for one in ending:
+        one.cancel()
+    for outcome in await asyncio.gather(*ending, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            raise outcome
 
 
 class Heartbeat:
