@@ -31,7 +31,6 @@ OF_DSTACK = (".dstack.yml", ".dstack.yaml")
 _OF_THIS_MACHINE = frozenset(("repos", "files", "secrets", "registry_auth", "sweep", "groups"))
 """Fields in which something of this machine may be meant. A file with one of them is not sent in
 vain: the controller would refuse it, and a round trip would be lost."""
-OF_DSTACK = (".dstack.yml", ".dstack.yaml")
 _KEPT, _MADE = 200, 201
 _ESCAPES = {code: f"\\u{code:04x}" for code in (*range(32), *map(ord, '"\\'))}
 """Of a string in JSON (RFC 8259, 7)."""
