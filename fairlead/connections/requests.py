@@ -66,7 +66,7 @@ class Requests:
         self._streams: set[socket.socket] = set()
         self._closed = False
         self._lock = threading.Lock()
-        self._meanwhile: Callable[[], None] | None = None
+        self._meanwhile: Callable[[], object] | None = None
 
     @property
     def url(self) -> str:
@@ -77,7 +77,7 @@ class Requests:
     def addresses(self) -> Addresses:
         return self._addresses
 
-    def meanwhile(self, work: Callable[[], None]) -> None:
+    def meanwhile(self, work: Callable[[], object]) -> None:
         """Let `work` be called once, when the next request has been sent and its answer is still to
         come: it may load what the answer needs."""
         self._meanwhile = work

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from controller.api.app import make_app
 from fairlead.cli.commands.runs import as_written
-from fairlead.configuration.text import plain
+from fairlead.configuration.text import dstack, plain
 from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode
 from tests.unit.cli.output import of
@@ -45,8 +45,9 @@ READ_HERE = [
 ]
 
 
-def test_both_ends_agree_on_the_longest_text() -> None:
+def test_what_is_written_twice_for_speed_is_the_same() -> None:
     assert as_written.MAX_CHARACTERS == plain.MAX_CHARACTERS
+    assert as_written.OF_DSTACK == dstack.FILE_NAMES
 
 
 @pytest.mark.parametrize("text", SENT)

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.cli import quick
+from fairlead.cli.commands.runs.run_list import parameters
 from fairlead.cli.main import make_app
+from fairlead.queries import RunQuery
 
 WORDS = ("job.yaml", "train", "3", "0", "A=1", "error", "replace", "sometimes", "-1", "--", "", "-")
 
@@ -98,7 +100,7 @@ READ_HERE = "runs.applying:apply"
 BUDGET = {
     "runs.as_written:apply": SLOW | OWN_CHECK | RARE | {"yaml", "msgspec", "typing"},
     READ_HERE: SLOW | OWN_CHECK | RARE | {"fairlead.documents"},
-    "runs.run_list:ps": SLOW | OWN_CHECK | RARE | {"yaml"},
+    "runs.run_list:ps": SLOW | OWN_CHECK | RARE | {"yaml", "msgspec", "typing"},
     "jobs.log_reading:logs": SLOW | OWN_CHECK | RARE | {"yaml"},
 }
 """What a command must not load before its first request: each costs 5 to 80 ms of CPU time."""
@@ -127,3 +129,18 @@ def loaded_by(program: str) -> set[str]:
 
 def test_every_quick_command_is_tested_for_its_budget() -> None:
     assert {command.target for command in quick.COMMANDS.values()} | {READ_HERE} == set(BUDGET)
+
+
+@given(
+    name=st.none() | st.just("a*"),
+    all_=st.booleans(),
+    status=st.lists(st.sampled_from(["done", "failed"]), max_size=2).map(tuple),
+    user=st.none() | st.just("ada"),
+    limit=st.sampled_from([1, 100, 1000]),
+)
+def test_ps_asks_as_the_query_of_runs_does(
+    name: str | None, all_: bool, status: tuple[str, ...], user: str | None, limit: int
+) -> None:
+    asked = parameters(name, all_, status, user, limit)
+    query = RunQuery(name=name, all=all_, status=",".join(status) or None, user=user, limit=limit)
+    assert {key: value for key, value in asked.items() if value is not None} == query.parameters()

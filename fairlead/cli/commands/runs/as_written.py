@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from fairlead.rest import ControllerClient
+# The modules that these two are of load msgspec.
 MAX_CHARACTERS = 16 << 10
 """A controller takes no longer text (`fairlead.configuration.text.plain`)."""
+OF_DSTACK = (".dstack.yml", ".dstack.yaml")
+"""The ends of names of files of dstack (`fairlead.configuration.text.dstack`)."""
 _OF_THIS_MACHINE = frozenset(("repos", "files", "secrets", "registry_auth", "sweep", "groups"))
 """Fields in which something of this machine may be meant. A file with one of them is not sent in
 vain: the controller would refuse it, and a round trip would be lost."""
-_OF_DSTACK = (".dstack.yml", ".dstack.yaml")
 _KEPT, _MADE = 200, 201
 _ESCAPES = {code: f"\\u{code:04x}" for code in (*range(32), *map(ord, '"\\'))}
 """Of a string in JSON (RFC 8259, 7)."""
@@ -86,7 +88,7 @@ def apply(
 
 def plain_text(file: str) -> str | None:
     """Return the text if the controller can probably read it alone; None: `applying` must."""
-    if file.endswith(_OF_DSTACK):
+    if file.endswith(OF_DSTACK):
         return None
     try:
         # What comes through a pipe can be read once.
