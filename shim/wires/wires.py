@@ -378,11 +378,8 @@ class Wires:
         return self._namespace.devices()
 
     def _routed(self) -> set[IPv4Address]:
-        return {
-            route.to.network_address
-            for route in self._namespace.routes()
-            if route.device.startswith(rules.WIRES)
-        }
+        routes = self._namespace.routes(devices=rules.WIRES)
+        return {route.to.network_address for route in routes}
 
     def _unlink(self, name: str) -> None:
         if name not in self._links():

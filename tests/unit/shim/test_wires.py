@@ -196,6 +196,21 @@ def test_an_address_is_given_without_a_program_and_not_to_two_shims() -> None:
     assert namespace.started == []
 
 
+def test_routes_are_those_that_the_kernel_lists() -> None:
+    words = [line.split() for line in _ROUTES.splitlines()]
+    words.append(["fl-w1", "0000500A", *words[1][2:7], "00F0FFFF", "0", "0", "0"])
+    namespace = ToldNamespace(route="\n".join(map("\t".join, words)))
+    found = [(route.device, str(route.to)) for route in namespace.routes()]
+    assert found == [
+        ("eth0", "0.0.0.0/0"),
+        ("fl-w0", "10.80.0.1/32"),
+        ("eth1", "10.80.0.2/32"),
+        ("fl-w1", "10.80.0.0/20"),
+    ]
+    of_wires = [route.device for route in namespace.routes(devices=rules.WIRES)]
+    assert of_wires == ["fl-w0", "fl-w1"]
+
+
 def test_a_wire_that_went_with_its_container_is_forgotten_by_one_program() -> None:
     namespace = ToldNamespace(dev="Inter-|\n face |\n    lo: 0 0\n")
     wires = Wires("install-1", namespace)
