@@ -1,9 +1,6 @@
-"""The worlds of machines have recalls, and the checks of what these order find what they should."""
+"""The check of what a recall orders finds what it is there to find."""
 
 from __future__ import annotations
-
-from collections import Counter
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -12,14 +9,10 @@ from controller.lifecycle.runs.first_state import new_run
 from fairlead.model.reasons import Reason
 from fairlead.model.spec import JobSpec, PlannedGroup
 from fairlead.model.statuses import AttemptStatus
-from tests.simulation.machines import MachineWorld
 from tests.simulation.recalls import early_orders, too_many
 from tests.simulation.samples import changed
-from tests.simulation.world import played
 from tests.unit.machines.parts import machine
 from tests.unit.scheduling.parts import node
-
-WORLDS = range(900_000, 900_004)
 
 
 def _stopping(lost: int) -> RunState:
@@ -58,12 +51,3 @@ def test_orders_of_runs_that_stop_for_no_recall_are_not_taken_for_early_ones() -
     state = _stopping(0)
     assert early_orders([machine(run_id=state.run.id)], {state.run.id: state}) == {}
     assert early_orders([machine(run_id=None)], {state.run.id: state}) == {}
-
-
-def test_the_worlds_order_for_gangs_and_for_jobs_alone_while_these_still_stop() -> None:
-    early: Counter[str] = Counter()
-    for seed in WORLDS:
-        world = played(partial(MachineWorld, seed), seed)
-        assert world.outcome().violations == ()
-        early += world.early
-    assert early.keys() == {"gang", "alone"}

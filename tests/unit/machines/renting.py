@@ -101,6 +101,10 @@ class Renting:
         (job,) = self.pipeline.known[run.run.id].jobs
         return job.attempts[-1].waits_for or ""
 
+    def all_wait_for(self, run: RunState) -> list[str | None]:
+        """What each job of the run waits for, as its user reads it."""
+        return [job.attempts[-1].waits_for for job in self.pipeline.known[run.run.id].jobs]
+
     async def until(self, wanted: Callable[[], bool], step: float = 0.6) -> None:
         """Let `step` seconds pass for each look."""
         async with asyncio.timeout(LONG):
@@ -123,6 +127,18 @@ class Renting:
         await self.until(lambda: any(one.instance_id for one in self.rentals.committed.values()))
         await self.connect(next(iter(self.rentals.committed)))
         await self.until_status(MachineStatus.JOINED)
+
+    async def connect_all(self, count: int) -> None:
+        """So many machines are made in all, and those that are no nodes yet boot."""
+
+        def made() -> list[Machine]:
+            return [one for one in self.rentals.committed.values() if one.instance_id]
+
+        await self.until(lambda: len(made()) == count)
+        for one in made():
+            if one.status is MachineStatus.PROVISIONING:
+                await self.connect(one.id)
+        await self.until(lambda: all(one.joined_at is not None for one in made()))
 
     async def connect(self, node_id: str, **more: Any) -> None:
         """Connect the node of a machine, with these fields."""

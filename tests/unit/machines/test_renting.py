@@ -11,17 +11,25 @@ from common.refusals import Conflict
 from controller.api.views import job_view, run_summary
 from controller.clock import month_began
 from controller.clouds.base import CloudAway
+from controller.lifecycle.attempts.allocations import is_kept
 from controller.lifecycle.events import NO_RUN
 from controller.lifecycle.inventory import Budget
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import MachineEnd, MachineStatus
 from controller.lifecycle.model import NodeStatus
-from controller.lifecycle.reports import RunnerStarted, StopRequested, TaskAccepted, Tick
+from controller.lifecycle.reports import (
+    RunnerStarted,
+    StopRequested,
+    TaskAccepted,
+    TaskRemoved,
+    Tick,
+)
 from controller.machines import worker
 from controller.service.machines.fleets import FleetService
 from controller.service.runs.explanations import under_way
 from controller.store.base import Changes
 from controller.store.errors import StoreUnavailable
+from fairlead.model.statuses import AttemptStatus
 from tests.doubles.clouds import MemoryCloud, MemoryInstance
 from tests.doubles.memory_store import MemoryDatabase
 from tests.unit.machines.parts import fleet, offer
@@ -405,6 +413,50 @@ async def test_the_next_machine_of_a_recalled_job_is_kept_although_idle_ones_end
         # Nobody waits for it any more.
         await lab.pipeline.report(StopRequested(run_id=run.run.id, abort=True, by="ada"))
         await lab.until(lambda: lab.rentals.committed[second].end is MachineEnd.IDLE)
+
+
+async def test_a_gang_that_is_recalled_gets_its_next_machine_while_it_stops_and_no_other() -> None:
+    cloud = MemoryCloud(offer(spot=True), offer("steady", price=2.0))
+    async with renting(cloud, fleet(idle_duration=60.0)) as lab:
+        run = parts.gang_run(2, whole_node=True)
+        await lab.pipeline.admit(run)
+        await lab.connect_all(2)
+        await lab.until(lambda: all(lab.pipeline.runs_on(one) for one in lab.rentals.committed))
+        first, second = lab.rentals.committed
+        for job in lab.pipeline.known[run.run.id].jobs:
+            ids = {"run_id": run.run.id, "attempt_id": job.attempts[-1].id}
+            await lab.pipeline.report(TaskAccepted(**ids))
+            await lab.pipeline.report(RunnerStarted(at=lab.clock.now(), **ids))
+        recalled = {"draining": True, "recalled_at": lab.clock.now() + 120.0}
+        await lab.pipeline.save_node(replace(lab.pipeline.nodes[second], **recalled), second)
+        await lab.pipeline.report(Tick(run_id=run.run.id))
+        await lab.until(lambda: len(lab.rentals.committed) == 3)
+        lasts = [job.attempts[-1] for job in lab.pipeline.known[run.run.id].jobs]
+        assert {one.status for one in lasts} == {AttemptStatus.TERMINATING}
+        (third,) = lab.rentals.committed.keys() - {first, second}
+        name = lab.rentals.committed[third].name
+        await lab.until(lambda: any(name in (text or "") for text in lab.all_wait_for(run)))
+        await lab.connect_all(3)
+        # The gang gives up the room that is too small for it, and waits for both as a whole.
+        await lab.until(
+            lambda: _confirm_ends(lab, run.run.id) and bool(lab.pipeline.runs_on(third))
+        )
+        assert lab.pipeline.runs_on(first) == lab.pipeline.runs_on(third)
+        assert lab.rentals.committed.keys() == {first, second, third}
+        offers = [lab.rentals.committed[one].offer.spot for one in (first, second, third)]
+        assert offers == [True, True, False]
+
+
+def _confirm_ends(lab: Renting, run_id: str) -> bool:
+    """Have the shims confirm the end of all attempts of the run that end; True."""
+    state = lab.pipeline.known[run_id]
+    for job in state.jobs:
+        last = job.attempts[-1]
+        if last.status is AttemptStatus.TERMINATING and last.node_id is not None:
+            gone = not is_kept(state.run, last)
+            ids = {"run_id": run_id, "attempt_id": last.id}
+            lab.pipeline.post(TaskRemoved(allocation_released=gone, **ids))
+    return True
 
 
 async def test_a_month_that_begins_has_a_budget_of_its_own() -> None:

@@ -22,6 +22,7 @@ from controller.lifecycle.reports import NotPlaced, Placed
 from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from controller.pipelines.from_node import capacity
 from controller.scheduling.placement import SchedulingPass
+from fairlead.model.spec import PlannedGroup
 from fairlead.wire.node import GpuInfo
 from tests.doubles.shim import node_info
 from tests.support.indexes import index_of
@@ -64,6 +65,12 @@ def run(
     return new_run(
         name=name, user="ada", jobs=[PlannedJob(spec=spec)], now=at, new_id=new_id, policy=policy
     )
+
+
+def gang_run(ranks: int, name: str = "gang", *, at: float = 0.0, **need: Any) -> RunState:
+    spec = JobSpec(image="busybox", resources=Resources(**need))
+    groups = [PlannedGroup(group=gang(ranks), spec=spec)]
+    return new_run(name=name, user="ada", groups=groups, now=at, new_id=new_id)
 
 
 def place(runs: list[RunState], nodes: list[Node]) -> list[Placed | NotPlaced]:
