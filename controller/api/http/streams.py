@@ -31,8 +31,9 @@ reader that stalls takes no byte."""
 
 async def end_streams(app: web.Application) -> None:
     """End all streams; for `on_shutdown`."""
+    endings = app[STREAMS]
     # A copy: each stream that ends takes itself out of the set.
-    ending = [asyncio.ensure_future(end()) for end in tuple(app[STREAMS])]
+    ending = [asyncio.ensure_future(end()) for end in tuple(endings)]
     if not ending:
         return
     await asyncio.wait(ending, timeout=app.get(END_SECONDS))

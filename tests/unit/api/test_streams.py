@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from controller.api.http.streams import END_SECONDS, STREAMS, end_streams
+from controller.api.http.streams import END_SECONDS, STREAMS, Ending, end_streams
 
 
 async def test_a_reader_who_stalls_holds_up_the_end_of_all_streams_for_a_moment_only() -> None:
@@ -24,7 +24,8 @@ async def test_a_reader_who_stalls_holds_up_the_end_of_all_streams_for_a_moment_
     async def reads() -> None:
         ended.append("reads")
 
-    app[STREAMS] = {takes_no_byte, reads}
+    endings: set[Ending] = {takes_no_byte, reads}
+    app[STREAMS] = endings
     await end_streams(app)
     assert sorted(ended) == ["reads", "stalls"]
 
@@ -40,7 +41,8 @@ async def test_an_error_in_the_end_of_a_stream_is_told_after_all_have_ended() ->
         await asyncio.sleep(0)
         ended.set()
 
-    app[STREAMS] = {fails, reads}
+    endings: set[Ending] = {fails, reads}
+    app[STREAMS] = endings
     with pytest.raises(RuntimeError, match="it breaks"):
         await end_streams(app)
     assert ended.is_set()
