@@ -107,6 +107,11 @@ class Relay:
         self._listening.setblocking(False)
         self._begin_accepting()
 
+    async def take_back(self, listening: socket.socket) -> None:
+        """Serve the socket again after `hand_over`, and hold what comes until there is a leader."""
+        self.lead_to(None)
+        await self.listen(listening)
+
     def hand_over(self, url: str) -> None:
         """Leave new connections to the server at this address, which has a copy of the socket, and
         carry to it those that are held.

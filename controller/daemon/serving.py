@@ -137,10 +137,7 @@ async def _among_peers(
         await relay.listen(listening)
         ready(peers.url)
 
-        async def take_back() -> None:
-            relay.lead_to(None)
-            await relay.listen(listening)
-
+        take_back = partial(relay.take_back, listening)
         while await wait.until_it_may_lead(relay):
             try:
                 async with _controller(
