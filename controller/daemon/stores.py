@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 
 from controller.blob_bucket import BlobBucket
 from controller.blobs import BlobStore
@@ -16,7 +17,8 @@ from controller.logs.store import LogStore
 from controller.metric_bucket import MetricBucket
 from controller.metric_history import MetricHistory
 from controller.outputs.bucket import BucketError
-from controller.outputs.own_bucket import BucketOfAnother, OwnBucket
+from controller.outputs.bucket_threads import BucketThreads
+from controller.outputs.own_bucket import BucketOfAnother, OwnBucket, SharedBucket
 from controller.outputs.store import LargeOutputs, OutputStore
 from controller.outputs.uploads import OutputUploads
 from controller.service import Stores
@@ -50,22 +52,47 @@ async def open_store(options: Options, closing: contextlib.AsyncExitStack) -> St
 async def own_bucket(
     options: Options, installation_id: str, closing: contextlib.AsyncExitStack
 ) -> OwnBucket | None:
-    """Return the bucket for everything, if there is one. Raises CannotStart."""
+    """Return the bucket for everything, if there is one. Raises CannotStart, also for another
+    bucket that is named and that another installation has for itself."""
+    await _verify_shared(options, installation_id)
     if options.bucket is None:
         return None
     own = OwnBucket(options.bucket, installation_id)
     closing.callback(own.close)
+    await _verified("--bucket", own.ask(own.verify))
+    return own
+
+
+async def _verify_shared(options: Options, installation_id: str) -> None:
+    """Raises CannotStart."""
+    named = {"--logs-bucket": options.logs_bucket, "--outputs-bucket": options.outputs_bucket}
+    shared = {
+        option: SharedBucket(bucket, installation_id)
+        for option, bucket in named.items()
+        if bucket is not None and bucket != options.bucket
+    }
+    if not shared:
+        return
+    with contextlib.closing(BucketThreads(len(shared), "owners")) as threads:
+        # At once: a start waits for a silent storage once.
+        asked = (_verified(option, threads.ask(one.verify)) for option, one in shared.items())
+        for result in await asyncio.gather(*asked, return_exceptions=True):
+            if result is not None:
+                raise result
+
+
+async def _verified(option: str, verifying: Awaitable[None]) -> None:
+    """Raises CannotStart."""
     try:
         # obstore tries again for minutes by default, and a start must say what is wrong.
         async with asyncio.timeout(BUCKET_SECONDS):
-            await own.ask(own.verify)
+            await verifying
     except BucketOfAnother as error:
-        raise CannotStart(f"--bucket: {error}") from error
+        raise CannotStart(f"{option}: {error}") from error
     except (BucketError, TimeoutError) as error:
         # Its owner is looked for again before anything is read or written there.
         why = str(error) or f"no answer within {BUCKET_SECONDS:g} s"
-        log.warning("the bucket cannot be used, and what goes there waits: %s", why)
-    return own
+        log.warning("the bucket of %s cannot be used, and what goes there waits: %s", option, why)
 
 
 def open_stores(
@@ -91,6 +118,7 @@ def open_stores(
             options.max_outputs,
             own=own,
             large=_large_outputs(options),
+            verify_large=_verify_large(options, installation_id),
         ),
         blobs=BlobStore(
             data / "blobs",
@@ -110,6 +138,12 @@ def _large_outputs(options: Options) -> LargeOutputs | None:
     return None if bucket is None else LargeOutputs(bucket=bucket, above=above)
 
 
+def _verify_large(options: Options, installation_id: str) -> Callable[[], None]:
+    bucket = options.outputs_bucket
+    # It may have been away at the start, and be another installation's.
+    return (lambda: None) if bucket is None else SharedBucket(bucket, installation_id).verify
+
+
 def _log_bucket(options: Options, own: OwnBucket | None, installation_id: str) -> LogBucket | None:
     of_logs = options.logs_bucket
     if of_logs is None:
@@ -117,7 +151,7 @@ def _log_bucket(options: Options, own: OwnBucket | None, installation_id: str) -
     if own is not None and of_logs == options.bucket:
         # It may have been away at the start, and be another installation's.
         return LogBucket(of_logs, installation_id, own.verify)
-    return LogBucket(of_logs, installation_id)
+    return LogBucket(of_logs, installation_id, SharedBucket(of_logs, installation_id).verify)
 
 
 def followed_bucket(options: Options, installation_id: str) -> LogBucket | None:

@@ -316,7 +316,7 @@ def _buckets(facts: Facts) -> Iterator[Finding]:
                 f"AWS_REGION, and let the keys {rights} below the prefix"
             )
             yield bad("bucket", f"{named} cannot be used: {found.why}", fix)
-        elif is_own and found.owner not in (None, own):
+        elif found.owner not in (None, own):
             fix = "give another bucket or prefix"
             yield bad("bucket", f"{named} belongs to the installation {found.owner}", fix)
         elif abs(found.clock_ahead) > MAX_BUCKET_CLOCK:

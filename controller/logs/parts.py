@@ -28,7 +28,7 @@ from common.files import log_segments
 from controller.logs import segments
 from controller.logs.segments import Position
 from controller.outputs.bucket import Bucket, BucketError, as_bucket_errors
-from controller.outputs.own_bucket import Listed
+from controller.outputs.own_bucket import LOGS, Listed
 from fairlead.wire.frames import Decoder, Frame, encode, span_at
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class LogBucket:
     ) -> None:
         self._bucket = bucket
         # Its own folder: what another installation keeps in the same place is never removed.
-        self._folder = f"logs/{installation_id}"
+        self._folder = f"{LOGS}/{installation_id}"
         self._verify = verify
         self._store: S3Store | None = None
         self._is_closed = False

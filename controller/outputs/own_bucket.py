@@ -1,9 +1,10 @@
 """The bucket in which one installation keeps all that must outlive its machines.
 
 An object at its top names the installation. Nothing is read or written before that was compared, so
-a controller that was given the bucket of another installation changes nothing there. The calls
-block: each runs in a thread of its own pool, which a bucket that does not answer can fill without
-holding up anything else.
+a controller that was given the bucket of another installation changes nothing there. Buckets that
+hold only logs, or only large outputs, may be shared (`SharedBucket`). The calls block: each runs in
+a thread of its own pool, which a bucket that does not answer can fill without holding up anything
+else.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MARKER = "fairlead-installation"
+LOGS = "logs"
+"""The folder of all logs; each installation has one of its own in there."""
 MAX_AT_ONCE = 16 << 20
 """Bytes of the largest object that is one request, and in memory meanwhile."""
 _REQUEST = timedelta(seconds=20)
@@ -91,12 +94,10 @@ class OwnBucket:
             return
         owner = owner_of(self._bucket)
         if owner is None:
+            self._refuse_shared()
             owner = self._take()
         if owner != self._installation_id:
-            raise BucketOfAnother(
-                f"{self._bucket} belongs to the installation {owner}, and this one is "
-                f"{self._installation_id}: give another bucket or prefix"
-            )
+            raise _of_another(self._bucket, owner, self._installation_id)
         self._is_own = True
 
     def require_own(self) -> None:
@@ -171,6 +172,21 @@ class OwnBucket:
                         listed.append(Listed(name, found["size"], at))
         return listed
 
+    def _refuse_shared(self) -> None:
+        """Raise BucketOfAnother if another installation keeps its logs here: with this one's name
+        in the bucket, that one would be refused at its next start."""
+        import obstore
+
+        prefix = self._bucket.object(LOGS).key
+        with as_bucket_errors(self._bucket):
+            found = obstore.list_with_delimiter(_open(self._bucket), prefix=f"{prefix}/")
+        owners = {one.rstrip("/").rpartition("/")[2] for one in found["common_prefixes"]}
+        if others := sorted(owners - {self._installation_id}):
+            raise BucketOfAnother(
+                f"{self._bucket} has logs of the installation {others[0]}, and this one is "
+                f"{self._installation_id}: give another bucket or prefix"
+            )
+
     def _take(self) -> str | None:
         """Name this installation in a bucket without a name; return whose it is then."""
         import obstore
@@ -197,6 +213,33 @@ class OwnBucket:
             self._store = _open(self._bucket)
         self.verify()
         return self._store
+
+
+class SharedBucket:
+    """A bucket in which several installations may keep one kind of object, each at places of its
+    own. Threads may call it."""
+
+    def __init__(self, bucket: Bucket, installation_id: str) -> None:
+        self._bucket = bucket
+        self._installation_id = installation_id
+        self._is_free = False
+
+    def verify(self) -> None:
+        """Raise BucketOfAnother if another installation has this bucket for itself alone. Nothing
+        is written. Raises BucketError."""
+        if self._is_free:
+            return
+        owner = owner_of(self._bucket)
+        if owner not in (None, self._installation_id):
+            raise _of_another(self._bucket, owner, self._installation_id)
+        self._is_free = True
+
+
+def _of_another(bucket: Bucket, owner: str | None, installation_id: str) -> BucketOfAnother:
+    return BucketOfAnother(
+        f"{bucket} belongs to the installation {owner}, and this one is {installation_id}: "
+        "give another bucket or prefix"
+    )
 
 
 def owner_of(bucket: Bucket) -> str | None:

@@ -120,7 +120,10 @@ class OutputsWriter:
 
 
 class OutputStore:
-    """The outputs of all attempts below one folder. Every method may raise OSError."""
+    """The outputs of all attempts below one folder. Every method may raise OSError.
+
+    `verify_large` raises BucketError while nothing may be written to a bucket that is not `own`.
+    """
 
     def __init__(
         self,
@@ -128,6 +131,7 @@ class OutputStore:
         limit: int = DEFAULT_LIMIT,
         own: OwnBucket | None = None,
         large: LargeOutputs | None = None,
+        verify_large: Callable[[], None] = lambda: None,
     ) -> None:
         self.limit = limit
         self.came = Flag()
@@ -136,6 +140,7 @@ class OutputStore:
         self._folder = folder
         self._own = own
         self._large = large
+        self._verify_large = verify_large
         self._moving = asyncio.Lock()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="outputs")
         self._bucket_threads = BucketThreads(_BUCKET_THREADS, "outputs-bucket")
@@ -158,6 +163,7 @@ class OutputStore:
         if self._own is not None:
             await self._own.ask(self._own.verify)
         if self._own is None or self._large is not None:
+            await self._bucket_threads.ask(self._verify_large)
             await self._bucket_threads.ask(bucket.check, target)
 
     async def writer(self, attempt_id: str) -> OutputsWriter:
@@ -222,16 +228,21 @@ class OutputStore:
         """Raises BucketError."""
         assert moved.place is not None
         if self._own is None:
-            await bucket.upload(archive, moved.length, moved.place)
+            await self._upload(archive, moved.length, moved.place)
             return
         key = _own_key(attempt_id, _ARCHIVE)
         if moved.place == self._own.place(key):
             await self._own.put_file(archive, moved.length, key)
         else:
-            await bucket.upload(archive, moved.length, moved.place)
+            await self._upload(archive, moved.length, moved.place)
         # The list comes last: what it names is there.
         about = msgspec.json.encode(moved)
         await self._own.ask(self._own.put, _own_key(attempt_id, _ABOUT), about)
+
+    async def _upload(self, archive: Path, length: int, place: BucketObject) -> None:
+        """Raises BucketError."""
+        await self._bucket_threads.ask(self._verify_large)
+        await bucket.upload(archive, length, place)
 
     async def _leave(self, place: BucketObject) -> None:
         """Remove what an upload to another bucket may have left."""

@@ -118,6 +118,12 @@ def test_a_healthy_controller_is_told_so_in_each_check() -> None:
             "error bucket: s3://ours (--bucket) belongs to the installation theirs",
         ),
         (
+            changed(
+                buckets=(msgspec.structs.replace(BUCKET, option="--logs-bucket", owner="theirs"),)
+            ),
+            "error bucket: s3://ours (--logs-bucket) belongs to the installation theirs",
+        ),
+        (
             changed(buckets=(msgspec.structs.replace(BUCKET, clock_ahead=-400.0),)),
             "error bucket: the clock of s3://ours (--bucket) is 400 s behind this one",
         ),
