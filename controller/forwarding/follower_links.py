@@ -242,8 +242,9 @@ class FollowerLinks:
             raise web.HTTPNotFound
         if self._is_leaving or transport is None:
             return leads_no_more()
-        # A log may be quiet for hours; the follower that reads it may be gone.
-        notice_the_gone(transport.get_extra_info("socket"))
+        # A log may be quiet for hours; the follower that reads it may be gone. One that waits for
+        # a slow client is not.
+        notice_the_gone(transport.get_extra_info("socket"), is_read=False)
         response = web.StreamResponse(status=101)
         response.headers.update({"Connection": "Upgrade", "Upgrade": PROTOCOL})
         response.force_close()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 MAX_LINE = 1 << 16
 MAX_HEADERS = 128
@@ -47,9 +48,11 @@ class Connection:
         target: str,
         content: bytes | Iterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
+        stalled: Callable[[float], None] | None = None,
     ) -> None:
         """Send the request. Pieces of content need a header Content-Length. Raises OSError,
-        BadRequest."""
+        BadRequest. `stalled` is called instead of a TimeoutError for them, with the seconds without
+        progress; it may raise that."""
         given = {"Host": self._host, "Accept-Encoding": "identity", **(headers or {})}
         if isinstance(content, bytes):
             given["Content-Length"] = str(len(content))
@@ -61,7 +64,21 @@ class Connection:
             return
         self.sock.sendall(head)
         for piece in content:
-            self.sock.sendall(piece)
+            if stalled is None:
+                self.sock.sendall(piece)
+            else:
+                self._send_piece(piece, stalled)
+
+    def _send_piece(self, piece: bytes, stalled: Callable[[float], None]) -> None:
+        left, since = memoryview(piece), time.monotonic()
+        while left:
+            try:
+                # After a timeout, sendall() does not tell how much it has sent.
+                sent = self.sock.send(left)
+            except TimeoutError:
+                stalled(time.monotonic() - since)
+            else:
+                left, since = left[sent:], time.monotonic()
 
     def hear(self) -> None:
         """Return when the answer has begun, or the other side has ended. Raises OSError; after a

@@ -10,19 +10,25 @@ GONE_SECONDS = 3
 all the same."""
 
 
-def notice_the_gone(connection: socket.socket, seconds: int = GONE_SECONDS) -> None:
+def notice_the_gone(
+    connection: socket.socket, seconds: int = GONE_SECONDS, *, is_read: bool = True
+) -> None:
     """Let reads and writes fail (TimeoutError) when the other machine was silent for so long.
     Without this, reads wait for ever, and Linux repeats what was sent for a quarter of an hour
-    (tcp(7), tcp_retries2)."""
+    (tcp(7), tcp_retries2).
+
+    `is_read` False: the other end may read nothing for a while, which does not end the connection
+    then; of a machine that vanishes, only reads without anything unconfirmed notice it.
+    """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     third = seconds // 3
-    for name, value in (
-        ("TCP_KEEPIDLE", third),
-        ("TCP_KEEPINTVL", third),
-        ("TCP_KEEPCNT", 3),
-        # Keepalives are not sent while data waits for its acknowledgement (tcp(7)).
-        ("TCP_USER_TIMEOUT", seconds * 1000),
-    ):
+    options = {"TCP_KEEPIDLE": third, "TCP_KEEPINTVL": third, "TCP_KEEPCNT": 3}
+    if is_read:
+        # Keepalives are not sent while data waits for its acknowledgement (tcp(7)). It also ends a
+        # connection whose window was closed for so long, though the other kernel answers: a paused
+        # download and an upload to a slow disk were cut after 3 s.
+        options["TCP_USER_TIMEOUT"] = seconds * 1000
+    for name, value in options.items():
         # Not all systems have all of them.
         if (option := getattr(socket, name, None)) is not None:
             with contextlib.suppress(OSError):

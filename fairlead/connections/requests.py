@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 from fairlead.connections.addresses import Address, Addresses, Tell, Tries
+from fairlead.connections.dialling import dial, host_of
 from fairlead.connections.http1 import Answer, BadAnswer, BadRequest, Connection
 from fairlead.connections.keepalives import GONE_SECONDS, notice_the_gone
 from fairlead.errors import ClientClosed, ConnectionLost, FairleadError, api_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from fairlead.connections.websocket import WebSocket
 CONNECT_SECONDS = 10.0
 NEXT_SECONDS = 1.5
@@ -231,15 +230,23 @@ class Requests:
     def _put_there(
         self, address: Address, path: str, pieces: Iterable[bytes], size: int, tries: Tries
     ) -> None:
-        with closing(self._connected(address, UPLOAD_SECONDS, tries)) as connection:
+        def stalled(seconds: float) -> None:
+            # Its disk or its bucket may be slow. If it answers nothing else, it is paused or gone.
+            is_doubtful = tries.are_left or seconds >= UNHEARD_SECONDS
+            if seconds >= UPLOAD_SECONDS or (is_doubtful and not _is_awake(address)):
+                raise TimeoutError
+
+        connected = self._connected(address, LOOK_SECONDS, tries, is_read=False)
+        with closing(connected) as connection:
             headers = {**self._headers(), "Content-Length": str(size)}
             try:
-                connection.request("PUT", _target(address, path, None), pieces, headers)
+                connection.request("PUT", _target(address, path, None), pieces, headers, stalled)
             except (BrokenPipeError, ConnectionResetError):
                 pass  # refused before all was sent: the answer says why
             except _LOST as error:
                 raise self.lost(error, address) from None
             try:
+                _hear_slow(connection, stalled)
                 response = connection.answer()
             except _LOST as error:
                 raise self.lost(error, address) from None
@@ -248,19 +255,26 @@ class Requests:
                 raise self.refusal(response.status, body, address)
 
     def _connected(
-        self, address: Address, patience: float, tries: Tries, *, is_exact: bool = False
+        self,
+        address: Address,
+        patience: float,
+        tries: Tries,
+        *,
+        is_exact: bool = False,
+        is_read: bool = True,
     ) -> Connection:
-        """Connect; nothing is sent yet. `patience`: seconds without any progress, later."""
+        """Connect; nothing is sent yet. `patience`: seconds without any progress, later.
+        `is_read` False: the controller may read nothing of it for a while."""
         self._refuse_when_closed()
         try:
             handshake = HANDSHAKE_SECONDS if tries.are_left else CONNECT_SECONDS
-            made = _connected(address, self.connect_seconds, handshake)
+            made = dial(address, self.connect_seconds, handshake)
             made.settimeout(patience)
-            notice_the_gone(made, self._gone_seconds)
+            notice_the_gone(made, self._gone_seconds, is_read=is_read)
         # Not even connected: the request can be repeated, also one that changes something.
         except _LOST as error:
             raise self.lost(error, address, unsent=True) from None
-        return Connection(made, _host(address), is_exact=is_exact)
+        return Connection(made, host_of(address), is_exact=is_exact)
 
     def _hear(self, connection: Connection, address: Address) -> None:
         """Wait for the beginning of an answer that another address may give. Raises OSError, after
@@ -395,60 +409,31 @@ def _json(body: object) -> bytes:
     return msgspec.json.encode(body)
 
 
+def _hear_slow(connection: Connection, stalled: Callable[[float], None]) -> None:
+    """Wait for the beginning of an answer. Raises OSError; also what `stalled` raises, which is
+    told again and again how long there was none."""
+    since = time.monotonic()
+    while True:
+        try:
+            connection.hear()
+        except TimeoutError:
+            stalled(time.monotonic() - since)
+        else:
+            connection.sock.settimeout(UPLOAD_SECONDS)
+            return
+
+
 def _is_awake(address: Address) -> bool:
     """Return whether the process at this address answers anything."""
     try:
-        with closing(_connected(address, AWAKE_SECONDS, AWAKE_SECONDS)) as made:
+        with closing(dial(address, AWAKE_SECONDS, AWAKE_SECONDS)) as made:
             made.settimeout(AWAKE_SECONDS)
-            connection = Connection(made, _host(address))
+            connection = Connection(made, host_of(address))
             connection.request("GET", f"{address.base}{_AT_ONCE}")
             connection.hear()
             return True
     except _LOST:
         return False
-
-
-def _connected(address: Address, seconds: float, handshake: float) -> socket.socket:
-    """`handshake`: the seconds for the TLS of it. Raises OSError."""
-    # getaddrinfo loads the codec of IDNA for each `str`, which is 1.3 ms of a command's start. The
-    # stubs know only `str`.
-    name: Any = _in_ascii(address.host).encode()
-    made = socket.create_connection((name, address.port), seconds)
-    try:
-        # Else the kernel holds a request's content back until its head is confirmed (tcp(7)).
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return _secured(made, address, handshake) if address.is_secure else made
-    except BaseException:
-        made.close()
-        raise
-
-
-def _secured(plain: socket.socket, address: Address, seconds: float) -> socket.socket:
-    import ssl
-
-    # A controller that waits may hold a connection until another one leads: that takes longer than
-    # a machine takes to accept one.
-    plain.settimeout(seconds)
-    name = _in_ascii(address.host)
-    return ssl.create_default_context().wrap_socket(plain, server_hostname=name)
-
-
-def _in_ascii(host: str) -> str:
-    """Return the name as DNS, TLS and HTTP know it. Raises OSError when it can be none."""
-    if host.isascii():
-        return host
-    try:
-        return host.encode("idna").decode()
-    except UnicodeError:
-        raise socket.gaierror(socket.EAI_NONAME, "no name of a host") from None
-
-
-def _host(address: Address) -> str:
-    """Return the header Host."""
-    name = _in_ascii(address.host)
-    name = f"[{name}]" if ":" in name else name
-    usual = 443 if address.is_secure else 80
-    return name if address.port == usual else f"{name}:{address.port}"
 
 
 def why_lost(error: Exception) -> str:

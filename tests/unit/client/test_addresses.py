@@ -29,6 +29,8 @@ from tests.support.ssh_daemon import free_port
 from tests.support.waiting import LONG, wait_until
 
 ODD_PATHS = ("http://c2/a b", "http://c2/\u00e4", "http://c2/x?a=b", "http://c2/#top")
+BIG = b"x" * (32 << 20)
+"""More than the kernel takes for a reader that does not read."""
 CUT = 0
 """Instead of an HTTP status: the connection is cut when the request is there."""
 
@@ -232,6 +234,86 @@ def test_an_upload_begins_again_at_the_next_address(play: Callable[[], _Played])
         file.write_bytes(b"x" * 100_000)
         of(first.url, second.url).upload("d", file, lambda _: None)
     assert second.requests == [("PUT", "/v1/blobs/d", b"x" * 100_000)]
+
+
+@contextlib.contextmanager
+def reading_slowly(looks: int) -> Iterator[tuple[str, list[int]]]:
+    """One that reads the body of an upload only after this number of looks whether it answers
+    anything. It gives the number of bytes of each upload."""
+    uploads: list[int] = []
+    looked = threading.Semaphore(0)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            looked.release()
+            self._end()
+
+        def do_PUT(self) -> None:
+            for _ in range(looks):
+                assert looked.acquire(timeout=LONG)
+            uploads.append(len(self.rfile.read(int(self.headers["Content-Length"]))))
+            self._end()
+
+        def _end(self) -> None:
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+    serving.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", uploads
+    finally:
+        for _ in range(looks):
+            looked.release()
+        server.shutdown()
+        serving.join()
+        server.server_close()
+
+
+def test_an_upload_waits_for_a_controller_that_reads_nothing_for_a_while(
+    play: Callable[[], _Played], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk may be slow. The kernel would end a connection after GONE_SECONDS of that."""
+    monkeypatch.setattr(requests, "GONE_SECONDS", 1)
+    monkeypatch.setattr(requests, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(requests, "AWAKE_SECONDS", LONG)
+    second = play()
+    (file := tmp_path / "code").write_bytes(BIG)
+    with reading_slowly(20) as (url, uploads):
+        of(url, second.url).upload("d", file, lambda _: None)
+    assert (uploads, second.requests) == ([len(BIG)], [])
+
+
+@pytest.mark.parametrize("size", [1, 32 << 20], ids=["waits for its answer", "is being sent"])
+def test_an_upload_leaves_a_controller_whose_process_answers_nothing(
+    play: Callable[[], _Played], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(requests, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(requests, "AWAKE_SECONDS", 0.05)
+    second, told = play(), Told()
+    (file := tmp_path / "code").write_bytes(b"x" * size)
+    with paused() as silent:
+        of(silent, second.url, told=told).upload("d", file, lambda _: None)
+    assert [len(body) for _, _, body in second.requests] == [size]
+    assert told == [f"{silent} is passed over: it does not answer; {second.url} answers"]
+
+
+def test_an_upload_gives_the_last_address_more_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(requests, "AWAKE_SECONDS", 0.01)
+    monkeypatch.setattr(requests, "UNHEARD_SECONDS", 1)
+    (file := tmp_path / "code").write_bytes(b"x")
+    with paused() as silent:
+        began = time.monotonic()
+        with pytest.raises(ConnectionLost, match="does not answer"):
+            of(silent).upload("d", file, lambda _: None)
+        assert time.monotonic() - began > 1
 
 
 def test_an_address_that_is_no_controller_is_told_and_passed_over(

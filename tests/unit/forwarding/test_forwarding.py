@@ -37,6 +37,7 @@ from controller.forwarding.leader_links import LeaderLinks
 from controller.relay import Leader, Relay, leader_at
 from controller.tls import own_certificate
 from controller.web.assets import Assets
+from fairlead.connections.keepalives import GONE_SECONDS
 from fairlead.connections.order_keys import ORDER_KEY
 from tests.support.waiting import LONG, eventually
 
@@ -750,6 +751,22 @@ async def test_a_client_that_leaves_ends_its_request_at_the_leader(
     writer.transport.abort()
     await leader.flood_ended.wait()
     assert [one for one in caplog.records if one.name.startswith("controller")] == []
+
+
+async def test_a_client_that_stops_reading_for_a_while_is_not_cut(bed: Bed) -> None:
+    """The follower reads no more of the leader then. The kernel of the leader ends a connection for
+    that after GONE_SECONDS, if it is told to."""
+    leader = await bed.leader()
+    bed.lead_to(leader)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(bed.url.rpartition(":")[2]))
+    writer.write(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readexactly(1 << 16)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(GONE_SECONDS + 2):
+            await leader.flood_ended.wait()
+    await reader.readexactly(64 << 20)
+    writer.transport.abort()
+    await leader.flood_ended.wait()
 
 
 async def test_the_dashboards_files_are_answered_without_a_leader(bed: Bed) -> None:
