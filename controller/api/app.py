@@ -53,6 +53,7 @@ from controller.store.errors import (
     LeaseLost,
     LeaseTaken,
     NotKnown,
+    NotYetStored,
     Stops,
     StoreError,
     StoreUnavailable,
@@ -276,8 +277,12 @@ def _unless_done(error: StoreError, lead: Lead, stored: Commits) -> web.Response
         return leaves(str(error))
     if isinstance(error, LeaseLost | NotKnown):
         return not_known_to_be_done(f"{error}, so it is not known whether this change was stored")
+    if lead.is_sure():
+        return None
+    if isinstance(error, NotYetStored):
+        return not_known_to_be_done(f"{error}, so it is not known whether this change is stored")
     # Nothing was stored by the one that has failed.
-    return None if stored.has_any or lead.is_sure() else leads_no_more()
+    return None if stored.has_any else leads_no_more()
 
 
 def _endpoint(route: Route, service: ControllerService, authorise: Authorise) -> Endpoint:

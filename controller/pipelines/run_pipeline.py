@@ -46,6 +46,7 @@ from controller.store.errors import (
     LeaseLost,
     LeaseTaken,
     NotKnown,
+    NotYetStored,
     Stops,
     StoreError,
     StoreRefused,
@@ -251,12 +252,22 @@ class RunPipeline:
         """Hand in a report and wait for its commit. Raises StoreUnavailable, StoreRefused."""
         self.post(report)
         self._aside.hurry(report.run_id)
-        await self._callers.next_commit(report.run_id)
+        await self._next_commit(report.run_id)
 
     async def settled(self) -> None:
         """Wait until everything posted so far is decided and committed, except for runs that the
         store refuses. Raises StoreUnavailable."""
-        await self._callers.next_commit(None)
+        await self._next_commit(None)
+
+    async def _next_commit(self, of: str | None) -> None:
+        """Wait for the commit of what was handed in. Raises NotYetStored if it failed: what was
+        handed in outlives that. Raises what ends all commits, and StoreRefused."""
+        try:
+            await self._callers.next_commit(of)
+        except StoreUnavailable as error:
+            if self._callers.ended is not None or isinstance(error, NotKnown):
+                raise
+            raise NotYetStored(str(error)) from error
 
     async def save_node(self, node: Node | None, node_id: str, *, by: str | None = None) -> None:
         """Add, change or (None) remove a node, durably. `by`: the user who asked for it.
@@ -264,7 +275,7 @@ class RunPipeline:
         Raises StoreUnavailable, StoreRefused.
         """
         self.set_node(node, node_id, by=by)
-        await self._callers.next_commit(node_id)
+        await self._next_commit(node_id)
 
     def set_node(self, node: Node | None, node_id: str, *, by: str | None = None) -> None:
         """Change a node as `save_node` does, without waiting: for what a node reports about
@@ -284,7 +295,7 @@ class RunPipeline:
         self._inventory.change_fleet(fleet, name)
         self._reschedule = True
         self._wake.set()
-        await self._callers.next_commit(name)
+        await self._next_commit(name)
 
     def watch(self, key: str | None) -> Watch:
         """Return a watch that wakes when the run or node with this id was committed (None: any run

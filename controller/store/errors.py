@@ -84,6 +84,10 @@ class NotKnown(StoreUnavailable):
     """Whether this change was stored, nobody waits to learn: the controller stops."""
 
 
+class NotYetStored(StoreUnavailable):
+    """This change was not stored, and is still wanted: the next commit may store it."""
+
+
 class OtherInstallation(StoreUnusable):
     """The controller's data folder belongs to another installation than the database."""
 

@@ -29,6 +29,7 @@ from controller.store.errors import (
     LeaseLost,
     LeaseTaken,
     NotKnown,
+    NotYetStored,
     Stops,
     StoreRefused,
     StoreUnavailable,
@@ -108,6 +109,7 @@ class _Refusing:
 _TAKEN, _AWAY = LeaseTaken("another one leads"), StoreUnavailable("the database is away")
 _LOST, _ENDS = LeaseLost("nobody knows"), NotKnown("this controller is stopping")
 _STOPS = Stops("this controller is stopping")
+_WANTED = NotYetStored("the database is away")
 
 
 @pytest.mark.parametrize(
@@ -122,6 +124,8 @@ _STOPS = Stops("this controller is stopping")
         (_AWAY, False, 0.0, STORE_UNAVAILABLE, set()),
         (_AWAY, False, LEASE_SECONDS, LEADS_NO_MORE, {NOTHING_DONE}),
         (_AWAY, True, LEASE_SECONDS, STORE_UNAVAILABLE, set()),
+        (_WANTED, False, 0.0, STORE_UNAVAILABLE, set()),
+        (_WANTED, False, LEASE_SECONDS, STORE_UNAVAILABLE, {errors_of_requests.NOT_KNOWN}),
     ],
 )
 async def test_a_change_that_a_leader_could_not_store_is_said_to_be_undone_only_if_it_surely_is(

@@ -23,7 +23,7 @@ from controller.pipelines import run_pipeline, turn
 from controller.pipelines.admissions import NameTaken
 from controller.pipelines.turn import Brake
 from controller.store.base import Store
-from controller.store.errors import LeaseLost, LeaseTaken, NotKnown, StoreUnavailable
+from controller.store.errors import LeaseLost, LeaseTaken, NotKnown, NotYetStored, StoreUnavailable
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus, IllegalMove, RunStatus
 from tests.doubles.clock import NOW, ManualClock
@@ -154,7 +154,7 @@ async def test_reports_outlive_a_failed_commit(database: Kept) -> None:
     async with working_over(database, CountedCommits) as (store, pipeline, listener, _):
         await pipeline.settled()
         store.full = True
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(NotYetStored):
             await pipeline.report(
                 RunnerExited(
                     run_id=state.run.id,
@@ -163,7 +163,7 @@ async def test_reports_outlive_a_failed_commit(database: Kept) -> None:
                     exit_code=0,
                 )
             )
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(NotYetStored):
             await pipeline.settled()
         assert store.failures >= 2
         assert attempt_of(pipeline.runs[state.run.id]).status is AttemptStatus.RUNNING
@@ -179,7 +179,7 @@ async def test_node_changes_outlive_a_failed_commit_and_the_newest_wins(
 ) -> None:
     async with working_over(database, CountedCommits) as (store, pipeline, _, _loop):
         store.full = True
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(NotYetStored):
             await pipeline.save_node(a_node(message="old"), "n1")
         pipeline.set_node(a_node(message="new"), "n1")
         store.full = False
