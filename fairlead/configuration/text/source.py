@@ -194,7 +194,8 @@ class _Reader:
                 case "null":
                     return None
         # PyYAML resolves tags by patterns that allow more than its constructors take, such as 0x_.
-        except (ValueError, KeyError):
+        # Behind a tag that is written, as `!!int ""`, they look for a first character.
+        except (ValueError, LookupError):
             self._refuse(node, path, "is not a value that can be read; quote it")
         return self._refuse(node, path, _tag(node))
 

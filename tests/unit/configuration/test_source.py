@@ -88,6 +88,8 @@ def test_the_line_is_that_of_the_field_or_of_what_holds_it(text: str, start: str
         ("a: &a [*a]\n", "job.yaml:1: a[0]: is an alias (*) of what it is in"),
         ("a: *nobody\n", "job.yaml:1: is not valid YAML: a value that begins with *"),
         ("[" * 5000, "nested too deeply"),
+        ('a: !!int ""\n', "job.yaml:1: a: is not a value that can be read; quote it"),
+        ('a: !!float "-"\n', "job.yaml:1: a: is not a value that can be read; quote it"),
         ("{" * 5000, "nested too deeply"),
         (f"a: 0x{'f' * 6000}\n", "job.yaml:1: a: is not a value that can be read; quote it"),
         (f"a: {'9' * 6000}\n", "job.yaml:1: a: is not a value that can be read; quote it"),
