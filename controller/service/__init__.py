@@ -53,6 +53,7 @@ from controller.service.runs.plans import PlanService
 from controller.service.runs.progress import PullsInProgress
 from controller.service.runs.queue import QueueService
 from controller.service.runs.starting_again import StartAgainService
+from controller.service.runs.submission_stages import Texts
 from controller.service.runs.submissions import SubmissionService
 from controller.service.runs.sweeps import SweepService
 from controller.service.ssh_keys import HostKeys
@@ -204,6 +205,7 @@ class RunServices:
         self.lookup = RunService(pipeline=pipeline, store=stores.store, progress=parts.progress)
         self.blobs = BlobService(stores.blobs)
         self.actions = ActionService(pipeline, self.lookup)
+        self.texts = Texts()
         self.submissions = SubmissionService(
             pipeline=pipeline,
             store=stores.store,

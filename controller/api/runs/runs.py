@@ -21,7 +21,7 @@ from controller.lifecycle.model import RunState
 from controller.service import ControllerService
 from controller.service.runs.submission_stages import IfExists, Submission, Submitted
 from controller.service.runs.sweeps import submitted_configuration
-from fairlead.configuration.text.plain import MAX_CHARACTERS, NotPlain, plain
+from fairlead.configuration.text.plain import MAX_CHARACTERS, NotPlain
 from fairlead.configuration.text.source import SourceError
 from fairlead.connections.order_keys import MAX_ORDER_KEY, ORDER_KEY
 from fairlead.documents.runs import (
@@ -149,8 +149,7 @@ async def submit_yaml(call: Call) -> Instead | RunView:
     body: SubmitYamlBody = call.body
     given = asdict(body)
     try:
-        # In a thread: a short text takes as long as the rest of the request, a long one far longer.
-        configuration = await asyncio.to_thread(plain, given.pop("source"))
+        configuration = await call.service.runs.texts.read(given.pop("source"))
     except NotPlain as error:
         message = f"{error}: send its content as the `configuration` of POST /v1/runs"
         raise Invalid(message, code="not_plain", field="source") from None

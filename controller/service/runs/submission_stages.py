@@ -1,16 +1,21 @@
 """A submission on its way: what a user hands in, what it is checked as, and what comes of it."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 import msgspec
 
-from common.refusals import Conflict
+from common.refusals import Conflict, Unavailable
 from controller.lifecycle.model import RunState, TakenOutputs
 from controller.lifecycle.predecessors import Predecessor
 from controller.store.accounts import User
 from fairlead.configuration.parse import parse
 from fairlead.configuration.runs.plan import Plan
+from fairlead.configuration.text.plain import plain
+
+TURN_SECONDS = 1.0
+"""So long a text waits for those before it. Its client may send the content instead."""
 
 
 class IfExists(StrEnum):
@@ -19,6 +24,30 @@ class IfExists(StrEnum):
     ERROR = "error"
     KEEP = "keep"
     REPLACE = "replace"
+
+
+class Texts:
+    """Reads the texts of files, one at a time: each thread that reads takes turns with the loop's,
+    and uploads need threads too."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def read(self, text: str) -> dict[str, object]:
+        """Return the configuration. Raises NotPlain, SourceError, Unavailable."""
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise Unavailable(
+                "many texts wait to be read: try again, or send the content as the `configuration` "
+                "of POST /v1/runs"
+            ) from None
+        try:
+            # A short text takes as long as the rest of the request, a long one far longer.
+            return await asyncio.to_thread(plain, text)
+        finally:
+            self._turn.release()
 
 
 class SetsAgain(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,8 @@ from fairlead.configuration.text.source import read
 
 MAX_CHARACTERS = 16 << 10
 """A controller serves others meanwhile: PyYAML takes some ms for each KiB."""
+MAX_CONTENT = 1 << 20
+"""A client may send more, in its own memory: aliases make much of a short text."""
 _OF_THE_AUTHOR = frozenset(("repos", "files"))
 """Fields whose content is uploaded first."""
 
@@ -43,10 +45,13 @@ def plain(text: str) -> dict[str, object]:
     except ConfigurationError as error:
         raise NotPlain(f"{error.field} is a variable of its author's environment") from None
     try:
-        # As a client's JSON says it: there, infinity is null.
-        sent: dict[str, object] = msgspec.json.decode(msgspec.json.encode(filled))
+        content = msgspec.json.encode(filled)
     except UnicodeEncodeError:
         raise NotPlain("it has half of a character") from None
+    if len(content) > MAX_CONTENT:
+        raise NotPlain(f"its content has more than {MAX_CONTENT} bytes")
+    # As a client's JSON says it: there, infinity is null.
+    sent: dict[str, object] = msgspec.json.decode(content)
     return sent
 
 

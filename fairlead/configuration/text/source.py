@@ -22,7 +22,10 @@ STANDARD_INPUT = Path("-")
 MAX_BYTES = 256 * 1024
 MAX_VALUES = 20_000
 MAX_DEPTH = 32
+MAX_CHARACTERS = 4 << 20
+"""Of all values and of their paths together: aliases make gigabytes of a long name, too."""
 
+_MAX_BRACKETS = 2 * MAX_DEPTH
 _TAG = "tag:yaml.org,2002:"
 _IN_ENV = re.compile(r"(?:(?:groups|replicas)\[\d+\]\.)?env\.")
 _LAST_PART = re.compile(r"(?:\.[^.\[\]]*|\[\d+\]|^[^.\[\]]+)$")
@@ -84,18 +87,32 @@ def read(content: bytes, *, name: str) -> Document:
         line = content[: error.start].count(b"\n") + 1
         raise SourceError(f"{name}:{line}: is not UTF-8") from None
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         from fairlead.configuration.text.yaml_errors import explained  # few files are wrong
 
         location, why = explained(text, error)
         raise SourceError(f"{name if location is None else f'{name}:{location}'}: {why}") from None
-    # PyYAML calls itself for each level, and some hundred `[` are enough.
-    except RecursionError:
+    # PyYAML calls itself for each level, and some hundred `- ` are enough.
+    except (RecursionError, _TooDeep):
         raise SourceError(f"{name}: is nested too deeply") from None
     reader = _Reader(name)
     data = None if node is None else reader.value(node, "", 0)
     return Document(name=name, data=data, lines=reader.lines)
+
+
+class _TooDeep(Exception):
+    """More brackets are open than are ever read."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Each open bracket could begin a name. PyYAML looks at all of them for each token, and took
+    5 s for 8000 `{`."""
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        if self.flow_level > _MAX_BRACKETS:
+            raise _TooDeep
+        super().fetch_flow_collection_start(token)
 
 
 class _Reader:
@@ -103,6 +120,7 @@ class _Reader:
         self.lines: dict[str, int] = {}
         self._name = name
         self._values = 0
+        self._characters = 0
         self._scalars = yaml.SafeLoader("")
         self._around: list[yaml.Node] = []
 
@@ -115,6 +133,10 @@ class _Reader:
             self._refuse(node, path, "is an alias (*) of what it is in")
         if depth > MAX_DEPTH:
             self._refuse(node, path, "is nested too deeply")
+        is_scalar = isinstance(node, yaml.ScalarNode)
+        self._characters += len(path) + (len(node.value) if is_scalar else 0)
+        if self._characters > MAX_CHARACTERS:
+            self._refuse(node, "", "aliases (*) make too much of this file")
         self.lines.setdefault(path, _line(node))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, node.tag.removeprefix(_TAG), path)
@@ -160,7 +182,9 @@ class _Reader:
         try:
             match kind:
                 case "int":
-                    return int(self._scalars.construct_yaml_int(node))
+                    number = int(self._scalars.construct_yaml_int(node))
+                    str(number)  # has a limit (ValueError), which a number in hex has not
+                    return number
                 case "float" if ":" not in text:
                     return float(self._scalars.construct_yaml_float(node))
                 case "float":
@@ -170,7 +194,8 @@ class _Reader:
                 case "null":
                     return None
         # PyYAML resolves tags by patterns that allow more than its constructors take, such as 0x_.
-        except (ValueError, KeyError):
+        # Behind a tag that is written, as `!!int ""`, they look for a first character.
+        except (ValueError, LookupError):
             self._refuse(node, path, "is not a value that can be read; quote it")
         return self._refuse(node, path, _tag(node))
 

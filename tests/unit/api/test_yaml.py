@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient
 
+from controller.service.runs import submission_stages
+from fairlead.configuration.text.plain import plain
 from tests.unit.api.asking import error_of
 from tests.unit.api.conftest import Controller
 
@@ -49,3 +53,41 @@ async def test_a_refusal_has_a_code_and_a_field(
 ) -> None:
     async with api.post("/v1/runs:yaml", json={"source": source}) as answer:
         assert await error_of(answer) == (400, code, field)
+
+
+class Reading:
+    """Reads as `plain` does, once it may; knows how many read at the same time."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.began = threading.Event()
+        self.texts: list[str] = []
+
+    def read(self, text: str) -> dict[str, object]:
+        self.texts.append(text)
+        self.began.set()
+        assert self.may.wait(60)
+        return plain(text)
+
+
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
+    reading = Reading()
+    monkeypatch.setattr(submission_stages, "plain", reading.read)
+    return reading
+
+
+async def test_texts_are_read_one_at_a_time(api: TestClient[Any, Any], reading: Reading) -> None:
+    given = {"source": TEXT, "if_exists": "keep"}
+    first = asyncio.create_task(api.post("/v1/runs:yaml", json=given))
+    await asyncio.to_thread(reading.began.wait, 60)
+    # It waits as long as it may, and is refused: the first text is still being read.
+    async with api.post("/v1/runs:yaml", json=given) as answer:
+        assert await error_of(answer) == (503, "unavailable", None)
+    assert len(reading.texts) == 1
+    reading.may.set()
+    async with await first as answer:
+        assert answer.status == 201
+    async with api.post("/v1/runs:yaml", json=given) as answer:
+        assert answer.status == 200
+    assert len(reading.texts) == 2

@@ -41,12 +41,14 @@ READ_HERE = [
     "type: task\nenv: [A]\n",
     "type: task\nenv:\n- A=1\n- B\n",
     "type: task\nenv:\n  - A\n",
-    "type: task\n#" + "a" * as_written.MAX_CHARACTERS,
+    "type: task\n#" + "a" * as_written.MAX_BYTES,
+    # Its first 16 KiB have fewer characters, and end between two of them.
+    "type: task\n# " + "\u00e9" * 2000 + "\n" + "#" * as_written.MAX_BYTES,
 ]
 
 
 def test_what_is_written_twice_for_speed_is_the_same() -> None:
-    assert as_written.MAX_CHARACTERS == plain.MAX_CHARACTERS
+    assert as_written.MAX_BYTES == plain.MAX_CHARACTERS
     assert as_written.OF_DSTACK == dstack.FILE_NAMES
 
 

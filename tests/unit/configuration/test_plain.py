@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairlead.configuration.text.plain import MAX_CHARACTERS, NotPlain, plain
+from fairlead.configuration.text.plain import MAX_CHARACTERS, MAX_CONTENT, NotPlain, plain
 from fairlead.configuration.text.source import SourceError
 from fairlead.submission import filled, read_document
 
@@ -25,6 +25,7 @@ PLAIN = [
     f"type: task\nnodes: {1 << 64}\ncommands: [a]\n",
     "\ufefftype: task\ncommands: [é]\n",
 ]
+LONG = "a" * 12_000
 NOT_PLAIN = [
     "type: service\nport: 80\ncommands: [a]\n",
     "type: fleet\nhosts: []\n",
@@ -42,6 +43,7 @@ NOT_PLAIN = [
     "type: task\ncommands: [echo $DSTACK_RUN_NAME]\n",
     'type: task\ncommands: ["\\ud800"]\n',
     "type: task\ncommands: [a]\n" + "#" * MAX_CHARACTERS,
+    f"type: task\nname: &a {LONG}\ncommands: [{'*a, ' * (MAX_CONTENT // len(LONG))}]\n",
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -87,6 +88,10 @@ def test_the_line_is_that_of_the_field_or_of_what_holds_it(text: str, start: str
         ("a: &a [*a]\n", "job.yaml:1: a[0]: is an alias (*) of what it is in"),
         ("a: *nobody\n", "job.yaml:1: is not valid YAML: a value that begins with *"),
         ("[" * 5000, "nested too deeply"),
+        ('a: !!int ""\n', "job.yaml:1: a: is not a value that can be read; quote it"),
+        ('a: !!float "-"\n', "job.yaml:1: a: is not a value that can be read; quote it"),
+        ("{" * 5000, "nested too deeply"),
+        (f"a: 0x{'f' * 6000}\n", "job.yaml:1: a: is not a value that can be read; quote it"),
         (f"a: {'9' * 6000}\n", "job.yaml:1: a: is not a value that can be read; quote it"),
         ("a: \x01\n", "job.yaml:1: contains a character that YAML does not allow (#x0001)"),
         ("a: " + "x" * MAX_BYTES, "job.yaml: is larger than 256 KiB"),
@@ -103,6 +108,30 @@ def test_aliases_that_multiply_are_refused_before_they_do() -> None:
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
 
     assert "more than" in problem("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a: &a [{'1, ' * 100}]\n? {'n' * 10_000}\n: [{'*a, ' * 100}]\n",
+        f"a: &a {'n' * 10_000}\nb: [{'*a, ' * 1000}]\n",
+    ],
+)
+def test_long_text_that_aliases_repeat_is_refused(text: str) -> None:
+    assert problem(text) == "job.yaml:1: aliases (*) make too much of this file"
+
+
+def test_a_bracket_that_is_too_deep_ends_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[int] = []
+    stale = yaml.SafeLoader.stale_possible_simple_keys
+
+    def counted(loader: yaml.SafeLoader) -> None:
+        levels.append(loader.flow_level)
+        stale(loader)
+
+    monkeypatch.setattr(yaml.SafeLoader, "stale_possible_simple_keys", counted)
+    assert "nested too deeply" in problem("{" * 5000)
+    assert max(levels) < 100
 
 
 def test_bytes_that_are_no_text_are_refused_with_their_line() -> None:

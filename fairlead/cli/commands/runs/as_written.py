@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from fairlead.rest import ControllerClient
 # The modules that these two are of load msgspec.
-MAX_CHARACTERS = 16 << 10
-"""A controller takes no longer text (`fairlead.configuration.text.plain`)."""
+MAX_BYTES = 16 << 10
+"""A controller takes no longer text (`MAX_CHARACTERS` of `fairlead.configuration.text.plain`)."""
 OF_DSTACK = (".dstack.yml", ".dstack.yaml")
 """The ends of names of files of dstack (`fairlead.configuration.text.dstack`)."""
 _OF_THIS_MACHINE = frozenset(("repos", "files", "secrets", "registry_auth", "sweep", "groups"))
@@ -95,10 +95,12 @@ def plain_text(file: str) -> str | None:
         if not stat.S_ISREG(os.stat(file).st_mode):
             return None
         with open(file, "rb") as content:
-            text = content.read(MAX_CHARACTERS + 1).decode()
+            data = content.read(MAX_BYTES + 1)
+        text = data.decode()
     except (OSError, ValueError):
         return None
-    return text if len(text) <= MAX_CHARACTERS and _may_be_plain(text.splitlines()) else None
+    # Not of the text: of a longer file, that is a beginning, which may have fewer characters.
+    return text if len(data) <= MAX_BYTES and _may_be_plain(text.splitlines()) else None
 
 
 def _may_be_plain(lines: Iterable[str]) -> bool:
