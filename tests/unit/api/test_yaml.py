@@ -74,6 +74,7 @@ class Reading:
 def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
     reading = Reading()
     monkeypatch.setattr(submission_stages, "plain", reading.read)
+    monkeypatch.setattr(submission_stages, "TURN_SECONDS", 0.05)
     return reading
 
 
