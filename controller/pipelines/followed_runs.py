@@ -44,7 +44,8 @@ class FollowedRentals(Rentals):
 
     def follow(self, machines: Mapping[str, Machine | None]) -> None:
         found = {key: machine for key, machine in machines.items() if machine is not None}
-        self.machines.update(found)
+        for machine in found.values():
+            self.put(machine)
         self.committed.update(found)
 
 

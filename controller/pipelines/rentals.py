@@ -118,6 +118,8 @@ class Rentals:
         self.penalties = Penalties(self.machines.values(), settings.setups)
         self.sizes = Sizes(self.machines.values(), settings.setups)
         self._index = index
+        for machine in self.machines.values():
+            index.machine_changed(machine)
         self._settings = settings
         self._could_hold = could_hold
         self._supplies: dict[str, Supply] = {}
@@ -157,6 +159,11 @@ class Rentals:
     def leave_out_events(self) -> None:
         """The database refuses the events that were offered."""
         self._orphans.committed()
+
+    def put(self, machine: Machine) -> None:
+        """Take over the record as it is decided."""
+        self.machines[machine.id] = machine
+        self._index.machine_changed(machine)
 
     def set_offers(self, provider: str, supply: Supply | str) -> None:
         """Take what the provider rents, or why it tells nothing; what is known stays then."""
@@ -461,7 +468,8 @@ class _Turn:
             penalties.add_failed(after, self._now, after=next(asked, None))
 
     def _put(self, before: Machine, after: Machine) -> None:
-        self._rentals.machines[after.id] = self._machines[after.id] = after
+        self._rentals.put(after)
+        self._machines[after.id] = after
         node = self._node(after.id)
         if after.closing is not before.closing and node is not None and after.is_live:
             closed = after.closing or after.status is MachineStatus.TERMINATING
@@ -558,7 +566,8 @@ class _Turn:
                 ordered_at=self._now,
             )
             log.info("machine %s is ordered: %s", machine.name, order.offer.words())
-            self._rentals.machines[machine.id] = self._machines[machine.id] = machine
+            self._rentals.put(machine)
+            self._machines[machine.id] = machine
             self._changed_nodes[machine.id] = self._expected(machine)
 
     def _leash_of(self, fleet: str) -> float | None:

@@ -306,8 +306,9 @@ def could_ever_hold(
     """Return whether this domain could hold all these jobs of the unit's run if it were empty, or
     that is not known.
 
-    A silent node counts as able. A node that is lost, unfit, cordoned or draining does not: it is
-    not expected back in time. A cordoned node that already has jobs of the run counts.
+    A silent node counts as able, and a machine on order by its offer. A node that is lost, unfit,
+    cordoned or draining does not: it is not expected back in time. A cordoned node that already has
+    jobs of the run counts.
     """
     # A cordon leaves running jobs alone, so those of this gang may come back to their node.
     had = {allocation.node_id for allocation in unit.anchors}
@@ -319,8 +320,19 @@ def could_ever_hold(
             return False
         return node.status is not NodeStatus.LOST and domain_of(node, index.fleets) == domain
 
-    empty = TrialCapacity(empty_index(index.nodes.values(), index.fleets, counts))
+    nodes = (_as_promised(index, node) for node in index.nodes.values())
+    empty = TrialCapacity(empty_index(nodes, index.fleets, counts))
     return _fits_empty(empty, replace(unit, members=tuple(ranked)), domain) is not Outcome.NEVER
+
+
+def _as_promised(index: CapacityIndex, node: Node) -> Node:
+    """Return the node, that of a machine which still boots as it will be."""
+    promised = index.promised.get(node.id)
+    if promised is None:
+        return node
+    # An engine that just starts, or a clock that is not set yet, is no fault of a new machine.
+    capacity = node.capacity if node.capacity.cpu else promised
+    return replace(node, capacity=capacity, unfit=None)
 
 
 def _fits_empty(trial: TrialCapacity, unit: Unit, where: Where) -> Outcome:

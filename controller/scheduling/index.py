@@ -13,7 +13,17 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from controller.lifecycle.attempts.allocations import use_of
-from controller.lifecycle.model import Allocation, Attempt, Fleet, Node, NodeStatus, RunState, Use
+from controller.lifecycle.machines.model import Machine, MachineStatus, capacity_of
+from controller.lifecycle.model import (
+    Allocation,
+    Attempt,
+    Fleet,
+    Node,
+    NodeCapacity,
+    NodeStatus,
+    RunState,
+    Use,
+)
 from controller.scheduling.fair_share import UseMeter
 from controller.scheduling.fitting.capacity import Need, Needs, Scope, Shape, Shapes, Tiers
 from controller.scheduling.fitting.constraints import (
@@ -105,6 +115,8 @@ class CapacityIndex:
         """The attempts by run that stop because their provider takes their machine back."""
         self.gangs_between: dict[str, RunState] = {}
         """The runs whose gang will wait once all its attempts have stopped."""
+        self.promised: dict[str, NodeCapacity] = {}
+        """What rented machines that are no nodes yet will have, by the ids of their nodes."""
         self.nominations: dict[str, Allocation] = {}
         """All nominated allocations by their id."""
         self.nomination_on: dict[str, str] = {}
@@ -206,6 +218,13 @@ class CapacityIndex:
             if node.fleet == name:
                 self._forget_room(node.id)
                 self._dirty[node.id] = None
+
+    def machine_changed(self, machine: Machine) -> None:
+        """Update what the machine promises. Its node changes with it, so this is no growth."""
+        if machine.status is MachineStatus.PROVISIONING:
+            self.promised[machine.id] = capacity_of(machine.offer)
+        else:
+            self.promised.pop(machine.id, None)
 
     def refresh(self) -> None:
         """Bring the rooms up to date with all changes."""

@@ -221,6 +221,20 @@ def cost_between(machine: Machine, start: float, end: float) -> float:
 
 def node_of(offer: Offer, fleet: Fleet, machine_id: str, name: str) -> Node:
     """Return the node that a machine of this offer will be, as if it were there and empty."""
+    return Node(
+        id=machine_id,
+        name=name,
+        fleet=fleet.name,
+        address=NodeAddress(shim_socket=""),
+        attributes=attributes_of_offer(offer),
+        status=NodeStatus.CONNECTED,
+        capacity=capacity_of(offer),
+        created_at=0.0,
+    )
+
+
+def capacity_of(offer: Offer) -> NodeCapacity:
+    """Return what a machine of this offer will have."""
     gpus = tuple(
         NodeGpu(
             uuid=f"GPU-{number}-{part}",
@@ -232,17 +246,8 @@ def node_of(offer: Offer, fleet: Fleet, machine_id: str, name: str) -> Node:
         for part, gpu in enumerate(offer.gpus)
         for number in range(gpu.count)
     )
-    return Node(
-        id=machine_id,
-        name=name,
-        fleet=fleet.name,
-        address=NodeAddress(shim_socket=""),
-        attributes=attributes_of_offer(offer),
-        status=NodeStatus.CONNECTED,
-        capacity=NodeCapacity(
-            cpu=offer.cpu, memory=offer.memory, disk=offer.disk, gpus=gpus, gateways=True
-        ),
-        created_at=0.0,
+    return NodeCapacity(
+        cpu=offer.cpu, memory=offer.memory, disk=offer.disk, gpus=gpus, gateways=True
     )
 
 

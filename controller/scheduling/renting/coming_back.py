@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.gangs import incarnation
-from controller.lifecycle.model import Job, NodeStatus, RunState
+from controller.lifecycle.model import Attempt, Job, NodeStatus, RunState
 from controller.scheduling.index import CapacityIndex, keeps_its_allocations
-from controller.scheduling.queue import Kind, Unit, waiting_units
+from controller.scheduling.queue import Kind, Member, Unit, waiting_units
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
 
@@ -31,6 +31,13 @@ def stops_now(index: CapacityIndex, unit: Unit) -> bool:
         return unit.members[0].attempt.status is AttemptStatus.TERMINATING
     state = index.states[unit.run.id]
     return incarnation.phase(state.run, state.jobs) is incarnation.Phase.STOPPING
+
+
+def lost_where_it_was(index: CapacityIndex, member: Member) -> bool:
+    """Return whether a switch had ended the job's attempt, and it would be back where it was if no
+    recall had come meanwhile: that attempt does not end by the recall."""
+    ended = (one for one in member.job.attempts[-2:] if one.reason is Reason.INCARNATION_CHANGED)
+    return any(_is_taken_back(index, one) for one in ended)
 
 
 def without_freed(index: CapacityIndex, unit: Unit) -> Unit | None:
@@ -65,10 +72,13 @@ def _is_recalled(index: CapacityIndex, job: Job) -> bool:
     if not job.attempts:
         return False
     last = job.attempts[-1]
-    node = index.nodes.get(last.node_id or "")
-    # A second recall finds attempts that end already, with the switch after the first one.
-    is_taken_back = node is not None and node.draining and node.recalled_at is not None
-    return is_taken_back or last.reason is Reason.INTERRUPTED_BY_NO_CAPACITY
+    # A recall may find attempts that end already, with the switch after another one's end.
+    return _is_taken_back(index, last) or last.reason is Reason.INTERRUPTED_BY_NO_CAPACITY
+
+
+def _is_taken_back(index: CapacityIndex, attempt: Attempt) -> bool:
+    node = index.nodes.get(attempt.node_id or "")
+    return node is not None and node.draining and node.recalled_at is not None
 
 
 def _context(index: CapacityIndex, state: RunState) -> DecisionContext:

@@ -39,7 +39,12 @@ from controller.scheduling.gang_placement import (
 from controller.scheduling.index import CapacityIndex, TrialCapacity, comes_back, is_usable
 from controller.scheduling.queue import Kind, Member, Unit, in_order
 from controller.scheduling.renting.coming_back import coming_back, stops_now, without_freed
-from controller.scheduling.renting.fleet_offers import FleetOffers, lost_a_spot_machine, policy_of
+from controller.scheduling.renting.fleet_offers import (
+    FleetOffers,
+    lost_a_spot_machine,
+    lost_spot_machines,
+    policy_of,
+)
 from controller.scheduling.renting.gang_turns import GangTurns
 from controller.scheduling.renting.left_out import MAX_TRIES
 from controller.scheduling.renting.machine_bins import Bin, Plan, empty_bin, plan_of, room_after
@@ -456,7 +461,7 @@ class _Look:
             if not isinstance(fitting, list):
                 return fitting
             offers |= {one.key: one for one in fitting}
-        on_demand = any(map(lost_a_spot_machine, unit.members))
+        on_demand = lost_spot_machines(self._index, unit)
         ordered = market.in_order(offers.values(), on_demand_first=on_demand)
         open_ = self._market.open(ordered)
         if not open_:

@@ -12,7 +12,9 @@ from controller.lifecycle.model import Resources
 from controller.lifecycle.renting_reasons import MachineReason, NoOffer, ProviderAway
 from controller.scheduling.fitting.capacity import Need
 from controller.scheduling.fitting.fit import Room, shortfalls
-from controller.scheduling.queue import Member
+from controller.scheduling.index import CapacityIndex
+from controller.scheduling.queue import Member, Unit
+from controller.scheduling.renting.coming_back import lost_where_it_was
 from controller.scheduling.renting.left_out import LeftOut, why_left_out
 from controller.scheduling.renting.machine_bins import Bin, empty_bin, why_none
 from fairlead.model.reasons import Reason
@@ -88,6 +90,11 @@ def policy_of(fleet: Fleet) -> MachinesPolicy:
 def lost_a_spot_machine(member: Member) -> bool:
     lasts = member.job.attempts[-2:]
     return any(one.reason is Reason.INTERRUPTED_BY_NO_CAPACITY for one in lasts)
+
+
+def lost_spot_machines(index: CapacityIndex, gang: Unit) -> bool:
+    """Return whether jobs of the gang lost spot machines, also while they stopped with it."""
+    return any(lost_a_spot_machine(one) or lost_where_it_was(index, one) for one in gang.members)
 
 
 def _is_for(need: Need | None, offer: Offer) -> bool:

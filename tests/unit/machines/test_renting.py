@@ -16,7 +16,7 @@ from controller.lifecycle.events import NO_RUN
 from controller.lifecycle.inventory import Budget
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import MachineEnd, MachineStatus
-from controller.lifecycle.model import NodeStatus
+from controller.lifecycle.model import NodeStatus, RunState
 from controller.lifecycle.reports import (
     RunnerStarted,
     StopRequested,
@@ -29,6 +29,7 @@ from controller.service.machines.fleets import FleetService
 from controller.service.runs.explanations import under_way
 from controller.store.base import Changes
 from controller.store.errors import StoreUnavailable
+from fairlead.model.reasons import SwitchReason
 from fairlead.model.statuses import AttemptStatus
 from tests.doubles.clouds import MemoryCloud, MemoryInstance
 from tests.doubles.memory_store import MemoryDatabase
@@ -417,7 +418,7 @@ async def test_the_next_machine_of_a_recalled_job_is_kept_although_idle_ones_end
 
 async def test_a_gang_that_is_recalled_gets_its_next_machine_while_it_stops_and_no_other() -> None:
     cloud = MemoryCloud(offer(spot=True), offer("steady", price=2.0))
-    async with renting(cloud, fleet(idle_duration=60.0)) as lab:
+    async with renting(cloud, fleet(idle_duration=0.0)) as lab:
         run = parts.gang_run(2, whole_node=True)
         await lab.pipeline.admit(run)
         await lab.connect_all(2)
@@ -436,15 +437,22 @@ async def test_a_gang_that_is_recalled_gets_its_next_machine_while_it_stops_and_
         (third,) = lab.rentals.committed.keys() - {first, second}
         name = lab.rentals.committed[third].name
         await lab.until(lambda: any(name in (text or "") for text in lab.all_wait_for(run)))
+        # The gang begins again where it was, while the other machine boots.
+        await lab.until(lambda: _confirm_ends(lab, run.run.id) and _has_begun_again(lab, run))
+        await lab.after(60.0)
         await lab.connect_all(3)
-        # The gang gives up the room that is too small for it, and waits for both as a whole.
-        await lab.until(
-            lambda: _confirm_ends(lab, run.run.id) and bool(lab.pipeline.runs_on(third))
-        )
+        await lab.until(lambda: bool(lab.pipeline.runs_on(third)))
         assert lab.pipeline.runs_on(first) == lab.pipeline.runs_on(third)
+        switches = lab.pipeline.known[run.run.id].run.switches
+        assert [one.reason for one in switches] == [SwitchReason.JOB_ABORTED]
         assert lab.rentals.committed.keys() == {first, second, third}
         offers = [lab.rentals.committed[one].offer.spot for one in (first, second, third)]
         assert offers == [True, True, False]
+
+
+def _has_begun_again(lab: Renting, run: RunState) -> bool:
+    state = lab.pipeline.known[run.run.id]
+    return all(job.attempts[-1].incarnation == state.run.incarnation for job in state.jobs)
 
 
 def _confirm_ends(lab: Renting, run_id: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -10,12 +12,12 @@ from controller.lifecycle.decide import decide
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.inventory import Budget
 from controller.lifecycle.machines.market import Market
-from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
-from controller.lifecycle.model import Group, RetryPolicy, RunPolicy
+from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Offer
+from controller.lifecycle.model import Group, NodeStatus, RetryPolicy, RunPolicy
 from controller.lifecycle.reports import Report, RunnerExited, StopRequested, TaskRemoved
 from controller.scheduling.renting.demand import Demand
 from fairlead.model.needs import CreationPolicy, RentLimits
-from fairlead.model.reasons import Reason, RetryEvent
+from fairlead.model.reasons import Reason, RetryEvent, SwitchReason
 from fairlead.model.statuses import AttemptStatus
 from tests.unit.machines.looking import look, types
 from tests.unit.machines.parts import NOW, fleet, machine, offer, shop
@@ -94,6 +96,29 @@ class Bed:
         ids = {"run_id": self.run_id, "attempt_id": self.cluster.attempt(self.run_id, index).id}
         self.decide(RunnerExited(reason=Reason.OUT_OF_MEMORY, exit_code=137, **ids))
 
+    def order(self, name: str, offered: Offer, **more: Any) -> None:
+        """A machine is on order; its node has told nothing yet."""
+        index = self.cluster.pipeline.index
+        index.machine_changed(machine(name, offer=offered))
+        nothing = {"cpu": 0.0, "memory": 0, "disk": 0}
+        expected = {"status": NodeStatus.EXPECTED, "capacity": nothing, "fleet": "burst"}
+        self.cluster.set_node(node(name, **(expected | more)))
+
+    def join(self, name: str) -> None:
+        """The machine is a node that takes work."""
+        joined = machine(name, status=MachineStatus.JOINED, joined_at=NOW)
+        self.cluster.pipeline.index.machine_changed(joined)
+        self.cluster.set_node(node(name, fleet="burst"))
+
+    def refuse(self, name: str) -> None:
+        """The provider has no such machine."""
+        refused = machine(name, status=MachineStatus.TERMINATED, end=MachineEnd.NO_CAPACITY)
+        self.cluster.pipeline.index.machine_changed(refused)
+        self.cluster.remove_node(name)
+
+    def switches(self) -> list[str]:
+        return [one.reason for one in self.cluster.states[self.run_id].run.switches]
+
 
 def test_one_machine_is_ordered_for_the_rank_that_is_recalled_where_the_others_are() -> None:
     bed = Bed(ranks=3)
@@ -142,6 +167,9 @@ def test_a_second_recall_while_the_gang_stops_orders_another_machine() -> None:
     bed.recall("m2")
     (order,) = bed.look(MARKET, coming).orders
     assert order.offer is STEADY
+    bed.stopped()
+    (order,) = bed.look(MARKET, coming).orders
+    assert order.offer is STEADY
 
 
 def test_a_gang_that_loses_all_its_machines_orders_them_together_in_one_zone() -> None:
@@ -158,11 +186,12 @@ def test_nothing_is_ordered_for_a_rank_that_failed_where_it_has_room_of_its_own(
     bed.fail(1)
     assert bed.look().orders == ()
     bed.recall("m2")
-    assert len(bed.look().orders) == 1
+    # That rank had ended with the switch already, and its spot machine is lost all the same.
+    assert types(bed.look()) == ["steady"]
     # Its room is kept for the gang, which then waits for the other machine alone.
     bed.stopped()
     assert [one.node_id for one in bed.cluster.nominated(bed.run_id)] == ["m1"]
-    assert len(bed.look().orders) == 1
+    assert types(bed.look()) == ["steady"]
     bed.cluster.set_node(node("m9", fleet="burst"))
     bed.cluster.settle()
     assert set(bed.cluster.places(bed.run_id).values()) == {"m0", "m1", "m9"}
@@ -237,3 +266,44 @@ def test_the_rank_that_is_recalled_says_what_replaces_its_machine(is_known: bool
     lasts = [job.attempts[-1] for job in bed.cluster.states[bed.run_id].jobs]
     assert [one.status for one in lasts] == [AttemptStatus.TERMINATING] * 2
     assert [one.waits_for is None for one in lasts] == [True, False]
+
+
+@pytest.mark.parametrize("unfit", [None, "its engine starts"])
+def test_the_gang_goes_on_in_what_survived_while_its_next_machine_boots(unfit: str | None) -> None:
+    bed = Bed()
+    bed.recall("m1")
+    bed.order("m9", STEADY, unfit=unfit)
+    bed.stopped()
+    bed.cluster.settle()
+    assert bed.switches() == [SwitchReason.JOB_ABORTED]
+    assert set(bed.cluster.places(bed.run_id).values()) == {"m0"}
+    bed.join("m9")
+    bed.cluster.settle()
+    assert set(bed.cluster.places(bed.run_id).values()) == {"m0", "m9"}
+    assert bed.switches() == [SwitchReason.JOB_ABORTED]
+
+
+def test_the_gang_gives_its_room_back_once_its_next_machine_does_not_come() -> None:
+    bed = Bed()
+    bed.recall("m1")
+    bed.order("m9", STEADY)
+    bed.stopped()
+    bed.cluster.settle()
+    bed.refuse("m9")
+    bed.cluster.settle()
+    assert bed.switches() == [SwitchReason.JOB_ABORTED, SwitchReason.PLACEMENT_TOO_SMALL]
+
+
+@pytest.mark.parametrize(
+    ("ordered", "more"),
+    [(offer("tiny", cpu=0.5), {}), (STEADY, {"draining": True}), (STEADY, {"fleet": "own"})],
+)
+def test_a_machine_on_order_that_never_holds_a_rank_keeps_no_gang(
+    ordered: Offer, more: dict[str, Any]
+) -> None:
+    bed = Bed()
+    bed.recall("m1")
+    bed.order("m9", ordered, **more)
+    bed.stopped()
+    bed.cluster.settle()
+    assert bed.switches() == [SwitchReason.JOB_ABORTED, SwitchReason.PLACEMENT_TOO_SMALL]
