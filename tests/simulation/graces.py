@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.model import Attempt, RunState
 from fairlead.model.reasons import ROWS, GraceClass, Reason, RunReason
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES
 from tests.simulation.orders import NEARLY
 
 _SHORTENS_NOTHING = {Reason.TERMINATED_BY_SERVER}
@@ -50,6 +51,8 @@ class Graces:
             if clock_jumped and old is not None and old.drains_until and not one.drains_until:
                 # Its grace begins now, and nothing tells when that is by the present clock.
                 self._since.pop(one.id, None)
+            if old is not None and old.status in FINAL_ATTEMPT_STATUSES:
+                continue  # its node, and with it what is known of its recall, may be gone
             since = self._since.get(one.id)
             if since is None or not _has_whole_grace(after, one):
                 continue

@@ -105,3 +105,14 @@ def test_a_job_that_is_over_when_its_node_is_back_needs_no_grace() -> None:
     assert told(graces, running(disconnected=True), silent) == []
     back = ended(100.0, seen=Seen(runner_exited=True))
     assert told(graces, silent, back, heard(back, 90.0)) == []
+
+
+def test_a_recall_shortens_a_grace_also_when_its_node_is_gone() -> None:
+    graces, recalled = Graces(), ended(ENDED_AT + 20, reason=Reason.INTERRUPTED_BY_NO_CAPACITY)
+    node_id = recalled.jobs[0].attempts[-1].node_id or ""
+    recalls = {node_id: ENDED_AT + 30}
+    assert list(graces.cut_short(running(), recalled, (), recalls=recalls)) == []
+    over = changed(recalled, 0, status=AttemptStatus.FAILED)
+    assert list(graces.cut_short(recalled, over, (), recalls=recalls)) == []
+    assert list(graces.cut_short(over, over, ())) == []
+    assert list(graces.cut_short(recalled, recalled, ())) != []
