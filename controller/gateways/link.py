@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -30,7 +30,7 @@ class GatewayConnection(Protocol):
     async def send(self, message: FromController) -> None:
         """Raises LinkError once the link is gone."""
 
-    def messages(self) -> AsyncIterator[FromAgent]:
+    def messages(self) -> AsyncGenerator[FromAgent, None]:
         """Yield what the agent says, until the link is gone; one of another version may say what
         this controller does not know, which is left out."""
 
@@ -90,7 +90,7 @@ class _WebSocket:
         except (aiohttp.ClientError, OSError) as error:
             raise LinkError(str(error) or "the link was closed") from error
 
-    async def messages(self) -> AsyncIterator[FromAgent]:
+    async def messages(self) -> AsyncGenerator[FromAgent, None]:
         async for message in self._websocket:
             # aiohttp yields a fault of the connection as a message of the type ERROR.
             if message.type is not aiohttp.WSMsgType.TEXT:

@@ -214,16 +214,16 @@ class GatewaySession:
     async def _live(self, connection: GatewayConnection) -> None:
         pushing = asyncio.create_task(self._push(connection), name=f"gateway {self.gateway.name}")
         try:
-            messages = connection.messages()
-            while True:
-                try:
-                    async with asyncio.timeout(SILENCE_SECONDS):
-                        message = await anext(messages, None)
-                except TimeoutError:
-                    raise LinkError(f"its agent was silent for {SILENCE_SECONDS:g} s") from None
-                if message is None:
-                    return
-                await self._heard(connection, message)
+            async with contextlib.aclosing(connection.messages()) as messages:
+                while True:
+                    try:
+                        async with asyncio.timeout(SILENCE_SECONDS):
+                            message = await anext(messages, None)
+                    except TimeoutError:
+                        raise LinkError(f"its agent was silent for {SILENCE_SECONDS:g} s") from None
+                    if message is None:
+                        return
+                    await self._heard(connection, message)
         finally:
             self._down()
             pushing.cancel()

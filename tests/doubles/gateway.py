@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 from common.links.errors import LinkError
@@ -151,6 +151,6 @@ class FakeGateway:
             case Revoked():
                 self.revoked.append(message.digest)
 
-    async def messages(self) -> AsyncIterator[FromAgent]:
+    async def messages(self) -> AsyncGenerator[FromAgent, None]:
         while (message := await self._says.get()) is not None:
             yield message
