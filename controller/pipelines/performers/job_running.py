@@ -126,7 +126,11 @@ class TaskSubmitter:
             return Reason.INSTANCE_UNREACHABLE
         if error.code == RefusalCode.DRAINING:
             node = self._pipeline.nodes.get(attempt.node_id or "")
-            return Reason.NODE_DRAINED if node is not None and node.draining else None
+            if node is None or not node.draining:
+                return None
+            # A recall drains too, and the refusal may come before it ends the attempt (12.18).
+            is_recalled = node.recalled_at is not None
+            return Reason.INTERRUPTED_BY_NO_CAPACITY if is_recalled else Reason.NODE_DRAINED
         if error.code == RefusalCode.NO_NETWORK:
             fewer = self._has_fewer_networks(await _node_info(connection), attempt)
             return Reason.INTERRUPTED_BY_NO_CAPACITY if fewer else None

@@ -106,18 +106,22 @@ async def test_a_refusal_for_good_is_reported_with_the_shims_words(node: FakeCon
     assert (refused.reason, refused.message) == (Reason.CREATING_CONTAINER_ERROR, "another body")
 
 
+@pytest.mark.parametrize(
+    ("recalled_at", "reason"),
+    [(None, Reason.NODE_DRAINED), (1_750_000_030.0, Reason.INTERRUPTED_BY_NO_CAPACITY)],
+)
 async def test_a_job_that_a_drained_node_no_longer_takes_loses_its_place(
-    node: FakeConnection,
+    node: FakeConnection, recalled_at: float | None, reason: Reason
 ) -> None:
     pipeline = NotedPipeline()
-    pipeline.nodes["n1"] = a_node(draining=True)
+    pipeline.nodes["n1"] = a_node(draining=True, recalled_at=recalled_at)
     node.shim.refusal = ShimError("draining", "the node is draining", 409)
     await TaskSubmitter(pipeline, FENCE, ALONE, NO_SECRETS)(
         context_of(placed(AttemptStatus.PROVISIONING)), node
     )
     (refused,) = pipeline.posted
     assert isinstance(refused, reports.TaskRefused)
-    assert (refused.reason, refused.message) == (Reason.NODE_DRAINED, "the node is draining")
+    assert (refused.reason, refused.message) == (reason, "the node is draining")
 
 
 def a_gpu(*, healthy: bool, held: bool = False) -> GpuInfo:
