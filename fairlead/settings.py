@@ -95,10 +95,13 @@ def named(saved: SavedControllers, name: str) -> SavedController:
 
 def path() -> str:
     """Raises SettingsError."""
-    base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-    # A user without HOME and without an entry in passwd(5).
-    if base.startswith("~"):
-        raise SettingsError("your home folder is not known: set HOME")
+    base = os.environ.get("XDG_CONFIG_HOME")
+    if not base:
+        home = os.path.expanduser("~")
+        # A user without HOME and without an entry in passwd(5).
+        if home == "~":
+            raise SettingsError("your home folder is not known: set HOME")
+        base = os.path.join(home, ".config")
     return os.path.join(base, "fairlead", "controllers.json")
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from fairlead import settings
+from fairlead.errors import SettingsError
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN
 from tests.unit.cli.conftest import Fairlead, Result
 
@@ -160,3 +163,12 @@ async def test_the_dashboards_link_is_printed_for_a_browser_elsewhere(home: Home
 
     assert printed.out.decode().startswith(f"{home.url}/dashboard/enter#")
     assert "works once" in printed.err
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    with pytest.raises(SettingsError, match="set HOME"):
+        settings.path()
+    monkeypatch.setenv("XDG_CONFIG_HOME", "~conf")
+    assert settings.path() == "~conf/fairlead/controllers.json"
