@@ -78,11 +78,11 @@ class FollowedRuns(RunPipeline):
         return {
             run_id: [
                 one.id
-                for one in self._known[run_id].allocations
+                for one in self.known[run_id].allocations
                 if one.state is not AllocationState.RELEASED
             ]
             for run_id in run_ids
-            if run_id in self._known
+            if run_id in self.known
         }
 
     def follow(self, found: ChangedState) -> None:
@@ -96,7 +96,7 @@ class FollowedRuns(RunPipeline):
         for run_id, state in found.runs.items():
             if state is not None:
                 self._show(state, found.late.get(run_id, ()))
-            elif run_id in self._known:
+            elif run_id in self.known:
                 raise LostTrack
         of_nodes = (*found.nodes, ANY_NODE) if found.nodes or found.fleets else ()
         self._watchers.wake((*found.runs, *of_nodes, None))
@@ -104,21 +104,15 @@ class FollowedRuns(RunPipeline):
     def _show(self, state: RunState, late: tuple[Allocation, ...]) -> None:
         """`late`: allocations that are over, and were not when the run was read last."""
         run_id = state.run.id
-        before = self._known.get(run_id)
-        kept = self._kept(before, state)
+        kept = self._kept(self.known.get(run_id), state)
         # What left the state since then stays counted as use, as when the leader trimmed it.
         whole = replace(state, allocations=(*kept, *late, *state.allocations))
         self._scheduler.run_changed(run_id, whole if kept or late else state)
         if kept or late:
             self._scheduler.run_trimmed(state)
-        self._by_node.moved(before, state)
-        self._let_go(self._dependents.note(state))
-        if state.run.status in FINAL_RUN_STATUSES:
-            self._retire(state)
-            return
-        self.runs[run_id] = state
-        self._leftovers.pop(run_id, None)
-        self._admissions.restore(state)
+        self._known.show(state, state)
+        if state.run.status not in FINAL_RUN_STATUSES:
+            self._admissions.restore(state)
 
     @staticmethod
     def _kept(before: RunState | None, state: RunState) -> tuple[Allocation, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from controller.aio import Flag, Watch, Watchers, in_stretches
@@ -20,15 +19,14 @@ from controller.lifecycle.model import Fleet, Node, RunState
 from controller.lifecycle.node_history import with_history
 from controller.lifecycle.reports import ControllerStarted, Report, Tick
 from controller.lifecycle.runs.compaction import recent
-from controller.pipelines.admissions import Admissions, NameTaken
-from controller.pipelines.dependents import Dependents, PredecessorGone
+from controller.pipelines.admissions import NameTaken
+from controller.pipelines.dependents import PredecessorGone
 from controller.pipelines.inventory import Inventory
+from controller.pipelines.known_runs import KnownRuns
 from controller.pipelines.live_state import (
     DecisionContexts,
-    Families,
     InventoryChanges,
     ParentGone,
-    RunsByNode,
     nodes_of,
     removed_keys,
     reports_about_nodes,
@@ -77,7 +75,8 @@ class RunPipeline:
         listeners: Iterable[TurnListener] = (),
     ) -> None:
         self._wake = asyncio.Event()
-        self.runs: dict[str, RunState] = {}
+        self._known = KnownRuns(scheduler, self._place_again)
+        self.runs = self._known.live
         self._inventory = Inventory(scheduler)
         self.nodes = self._inventory.nodes
         self.fleets = self._inventory.fleets
@@ -92,16 +91,9 @@ class RunPipeline:
         self._listeners = list(listeners)
         self._pass_observers: list[Callable[[float], None]] = []
         self._watchers = Watchers()
-        self._by_node = RunsByNode()
-        self._families = Families()
-        self._dependents = Dependents()
         self._contexts = DecisionContexts(self.nodes)
-        self._leftovers: dict[str, RunState] = {}
-        """Ended runs of which something may be left on a node: their places are still occupied.
-        Also those for which a run still waits that was not told of their end."""
-        self._known = ChainMap(self.runs, self._leftovers)
         self._inbox: dict[str, list[Report]] = {}
-        self._admissions = Admissions(self.runs, self._families, self._dependents)
+        self._admissions = self._known.admissions
         self._aside = RefusedRuns()
         self._brake = Brake()
         self._callers = Callers(self._wake)
@@ -122,10 +114,7 @@ class RunPipeline:
         connected yet."""
         self._inventory.restore(nodes, fleets)
         for state in runs:
-            self.runs[state.run.id] = state
-            self._scheduler.run_changed(state.run.id, state)
-            self._admissions.restore(state)
-            self._by_node.moved(None, state)
+            self._known.restore(state)
             began = ControllerStarted(run_id=state.run.id)
             self._inbox[state.run.id] = [began, *self._no_node_reached(state)]
         self._wake.set()
@@ -136,9 +125,7 @@ class RunPipeline:
     def remember(self, state: RunState) -> None:
         """Take over an ended run that still holds an allocation on a node, or of whose end a live
         run may not have heard."""
-        self._leftovers[state.run.id] = state
-        self._scheduler.run_changed(state.run.id, state)
-        self._by_node.moved(None, state)
+        self._known.remember(state)
         self._inbox[state.run.id] = [*self._no_node_reached(state)]
         self._wake.set()
 
@@ -150,7 +137,7 @@ class RunPipeline:
     @property
     def known(self) -> Mapping[str, RunState]:
         """The live runs, and the ended runs that may still have something on a node."""
-        return self._known
+        return self._known.all
 
     def listen(self, listener: TurnListener) -> None:
         """Add a listener that is itself made of the pipeline."""
@@ -167,7 +154,7 @@ class RunPipeline:
     def runs_on(self, node_id: str) -> list[RunState]:
         """Return the runs that have a live attempt on this node, or may have something left
         there."""
-        return [self._known[run_id] for run_id in self._by_node.on(node_id)]
+        return self._known.on_node(node_id)
 
     def is_used(self, node_id: str) -> bool:
         """Return whether something of a run is on the node, or may be, or is about to be."""
@@ -178,12 +165,11 @@ class RunPipeline:
     def may_mind_silence(self, node_id: str) -> bool:
         """Return whether a job may be there that stops when it hears from no controller
         (`on_disconnect: stop`)."""
-        return self._by_node.may_mind_silence(node_id)
+        return self._known.may_mind_silence(node_id)
 
     def children_of(self, run_id: str) -> list[RunState]:
         """Return the live runs that were submitted as children of this one."""
-        ids = self._families.children_of(run_id)
-        return [self.runs[child_id] for child_id in ids if child_id in self.runs]
+        return self._known.children_of(run_id)
 
     async def admit(self, state: RunState) -> None:
         """Make this new run durable. Raises NameTaken, ParentGone, PredecessorGone,
@@ -214,7 +200,7 @@ class RunPipeline:
             for state in states:
                 # No turn has taken the run yet, for example because its caller was cancelled.
                 if self._admissions.new.get(state.run.id) is state:
-                    self._take_back_admission(state)
+                    self._known.take_back_admission(state)
 
     def _enter(self, state: RunState) -> Exception | asyncio.Future[None]:
         """Hand in a new run; return what its commit resolves, or why there will be none."""
@@ -236,14 +222,14 @@ class RunPipeline:
             # No turn has taken the runs yet, for example because their caller was cancelled.
             for state in states:
                 if state.run.id in self._admissions.new:
-                    self._take_back_admission(state)
+                    self._known.take_back_admission(state)
             raise
         finally:
             self._admissions.part(states)
 
     def post(self, report: Report) -> None:
         """Hand in a report. A run that has ended and left nothing behind ignores it."""
-        if report.run_id not in self._known and report.run_id not in self._admissions.new:
+        if report.run_id not in self.known and report.run_id not in self._admissions.new:
             return
         self._inbox.setdefault(report.run_id, []).append(report)
         self._wake.set()
@@ -374,13 +360,11 @@ class RunPipeline:
         for run_id in self._deadlines.due(now):
             inbox.setdefault(run_id, []).append(Tick(run_id=run_id))
         aside = self._aside.hold(inbox, now)
-        turn = TurnInProgress(
-            self._known, now, self._chance, self._contexts, self._scheduler, aside
-        )
+        turn = TurnInProgress(self.known, now, self._chance, self._contexts, self._scheduler, aside)
         try:
             await turn.begin(admitted, inbox)
             if turn.states or inventory.nodes or inventory.fleets or self._reschedule:
-                turn.tell_dependents(self._dependents)
+                turn.tell_dependents(self._known.dependents)
                 await turn.place()
                 for observe in self._pass_observers:
                     observe(turn.pass_seconds)
@@ -400,7 +384,7 @@ class RunPipeline:
             self._take_back(turn)
             self._put_back(inbox, inventory)
             for state in admitted.values():
-                self._forget_admission(state)
+                self._known.forget_admission(state)
             refusal = error if isinstance(error, StoreError) else None
             resolve(waiters, refusal or NotKnown("this controller is stopping"))
             raise
@@ -415,17 +399,18 @@ class RunPipeline:
 
     def _tell_relatives(self, turn: TurnInProgress) -> None:
         """Report what became of runs to their children, and to the runs that wait for them."""
-        turn.tell_children(self._families)
-        while turn.tell_dependents(self._dependents):
+        families = self._known.families
+        turn.tell_children(families)
+        while turn.tell_dependents(self._known.dependents):
             self._reschedule = True  # their new attempts missed this turn's pass
-            turn.tell_children(self._families)
+            turn.tell_children(families)
 
     async def _commit(self, turn: TurnInProgress, inventory: InventoryChanges) -> None:
         changes = Changes(
             runs={
-                run_id: (self._known.get(run_id), state)
+                run_id: (self.known.get(run_id), state)
                 for run_id, state in turn.states.items()
-                if self._known.get(run_id) is not state
+                if self.known.get(run_id) is not state
             },
             nodes=without_removed(inventory.nodes),
             removed_nodes=removed_keys(inventory.nodes),
@@ -446,7 +431,7 @@ class RunPipeline:
 
     def _take_back(self, turn: TurnInProgress) -> None:
         for run_id in turn.states:
-            self._scheduler.run_changed(run_id, self._known.get(run_id))
+            self._scheduler.run_changed(run_id, self.known.get(run_id))
         self._reschedule = True
 
     def _leave_out(
@@ -462,8 +447,8 @@ class RunPipeline:
         if self._renting is not None and NO_RUN in error.runs:
             self._renting.leave_out_events()
         # A new run is in no store yet, so it cannot stay as it was: its submission fails instead.
-        for run_id in error.runs & turn.states.keys() & self._known.keys():
-            name = self._known[run_id].run.name
+        for run_id in error.runs & turn.states.keys() & self.known.keys():
+            name = self.known[run_id].run.name
             self._aside.refused(run_id, name, inbox.pop(run_id, []), str(error), self._clock.now())
         for node_id in error.nodes & inventory.nodes.keys():
             log.error("the changes of node %s are left out: %s", node_id, error)
@@ -483,37 +468,26 @@ class RunPipeline:
     ) -> None:
         new = self._admissions.with_mates(error.runs & admitted.keys())
         for run_id in new & admitted.keys():
-            self._forget_admission(admitted.pop(run_id))
+            self._known.forget_admission(admitted.pop(run_id))
         self._admissions.put_back(admitted)
         refused = error.runs | error.nodes | error.fleets | new
         resolve([waiter for waiter in waiters if waiter.of in refused], error)
         self._callers.put_back(waiter for waiter in waiters if waiter.of not in refused)
         self._wake.set()
 
-    def _take_back_admission(self, state: RunState) -> None:
-        del self._admissions.new[state.run.id]
-        self._forget_admission(state)
-
-    def _forget_admission(self, state: RunState) -> None:
-        self._let_go(self._admissions.forget(state))
-
     def _adopt(self, turn: TurnInProgress, now: float) -> None:
         for run_id, state in turn.states.items():
-            before = self._known.get(run_id)
-            fresh = self._by_node.moved(before, state)
+            changed = state is not self.known.get(run_id)
             wake_at = self._brake.next_look(
-                state.run, turn.deadlines.get(run_id), now, changed=state is not before
+                state.run, turn.deadlines.get(run_id), now, changed=changed
             )
-            state = self._trimmed(state)
-            self._let_go(self._dependents.note(state))
+            fresh = self._known.show(state, self._trimmed(state))
             if state.run.status in FINAL_RUN_STATUSES:
-                self._retire(state)
                 # A child that was handed in during this commit was not told in this turn.
-                for ended in self._families.reports_to_children(state):
+                for ended in self._known.families.reports_to_children(state):
                     if ended.run_id in self._admissions.new:
                         self.post(ended)
             else:
-                self.runs[run_id] = state
                 # A node that was lost during this commit could not tell the runs that came to it.
                 for about_node in reports_about_nodes(
                     run_id, fresh, self.nodes, self._inventory.removed
@@ -534,23 +508,8 @@ class RunPipeline:
             self._scheduler.run_trimmed(kept)
         return kept
 
-    def _retire(self, state: RunState) -> None:
-        self.runs.pop(state.run.id, None)
-        self._admissions.ended(state)
-        # A lost node may come back with containers of this run, which still take room there. A run
-        # that waits for it may be set aside, or have been handed in during the commit of its end.
-        if nodes_of(state) or self._dependents.of(state.run.id):
-            self._leftovers[state.run.id] = state
-        else:
-            self._leftovers.pop(state.run.id, None)
-            self._scheduler.run_over(state.run.id)
+    def _place_again(self) -> None:
         self._reschedule = True
-
-    def _let_go(self, run_ids: Iterable[str]) -> None:
-        """Forget those of these runs that have ended: no run waits for them any more."""
-        for run_id in run_ids:
-            if run_id in self._leftovers:
-                self._retire(self._leftovers[run_id])
 
     async def _tell(self, turn: TurnInProgress, nodes: Mapping[str, object]) -> None:
         touched = list(turn.states.values())
