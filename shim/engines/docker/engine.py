@@ -424,14 +424,14 @@ class DockerEngine:
         return docker.APIClient(
             # With "auto", docker-py would ask the engine for its version before each pull.
             base_url=self._dialect.url,
-            version=self._api._version,
+            version=self._api.api_version,
             timeout=_CALL_SECONDS,
         )
 
     def _request(self, spec: ContainerSpec, oci_runtime: str | None) -> dict[str, Any]:
         bridge = spec.network_mode is NetworkMode.BRIDGE
         node = request.NodeValues(
-            api_version=self._api._version,
+            api_version=self._api.api_version,
             cores=self._cores,
             runtime=request.runtime_path(self._settings.runtime),
             gid=self._settings.gid,
@@ -446,7 +446,8 @@ class DockerEngine:
         means = means_of(info, spec.gpu_delivery)
         if not self._dialect.gives_named_devices:
             means = msgspec.structs.replace(means, cdi=frozenset(), hook=False)
-        handover = hand_over(spec.gpus, spec.gpu_units, spec.infiniband, means)
+        devices = asked["host_config"].get("Devices") or ()
+        handover = hand_over(spec.gpus, spec.gpu_units, spec.infiniband, means, devices)
         if handover.way is Way.HOOK and self._settings.oci_runtime == AUTO_RUNTIME:
             # crun keeps what the hook says to itself, such as that the image needs a newer driver:
             # only with these words it is the job's fault.

@@ -75,15 +75,20 @@ def means_of(info: dict[str, Any], delivery: GpuDelivery, dev: Path = Path("/dev
 
 
 def hand_over(
-    uuids: Sequence[str], units: Iterable[GpuInfo], infiniband: bool, means: Means
+    uuids: Sequence[str],
+    units: Iterable[GpuInfo],
+    infiniband: bool,
+    means: Means,
+    devices: Iterable[dict[str, str]] = (),
 ) -> Handover:
-    """Return the request's values.
+    """Return the request's values. `devices`: those that the request has already, which stay in
+    it.
 
     Raises NodeFault with what the node lacks; EngineError for InfiniBand, which is no criterion for
     the choice of a node.
     """
     host: dict[str, Any] = {}
-    devices = _infiniband(means.dev) if infiniband else []
+    devices = [*devices, *(_infiniband(means.dev) if infiniband else ())]
     way = _way(uuids, {unit.uuid: unit for unit in units}, means)
     if way is Way.CDI:
         names = [

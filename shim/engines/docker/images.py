@@ -12,11 +12,15 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
+import requests
 import requests.exceptions
 from docker.auth import encode_header
+from docker.errors import create_api_error_from_http_exception
 from docker.types import CancellableStream
 from docker.utils import parse_repository_tag
+from docker.utils.json_stream import json_stream
 
 from fairlead.wire.shim import PullProgress, RegistryAuth
 from shim.engines.base import (
@@ -101,8 +105,8 @@ class Pull:
 
     def _post(self, api: Any, report: Callable[[PullProgress], None]) -> None:
         repository, tag = parse_repository_tag(self._reference)
-        response = api._post(
-            api._url("/images/create"),
+        response = api.post(
+            _address(api, "/images/create"),
             # Without a tag the engine pulls all tags of the repository (Docker's POST
             # /images/create).
             params={"fromImage": repository, "tag": tag or "latest"},
@@ -115,8 +119,10 @@ class Pull:
             self._follow(api, response, report)
 
     def _follow(self, api: Any, response: Any, report: Callable[[PullProgress], None]) -> None:
-        api._raise_for_status(response)
-        self._stream = CancellableStream(api._stream_helper(response, decode=True), response)
+        _require_ok(response)
+        # None: a piece as soon as it comes (requests: `iter_content`).
+        messages = json_stream(response.iter_content(None))
+        self._stream = CancellableStream(messages, response)
         # A cancel before the engine's answer found no stream that it could close.
         if self._cancelled:
             self._cancel()
@@ -171,12 +177,12 @@ def ask(connect: Callable[[], Any], reference: str, auth: RegistryAuth | None) -
     """
     api = connect()
     try:
-        response = api._get(
-            api._url("/distribution/{0}/json", reference),
+        response = api.get(
+            _address(api, f"/distribution/{quote(reference, safe='/:')}/json"),
             headers=_login(auth),
             timeout=ASK_SECONDS,
         )
-        api._raise_for_status(response)
+        _require_ok(response)
     except requests.exceptions.ReadTimeout:
         raise ImageError(
             f"the registry of {reference} did not say within {ASK_SECONDS} s whether this run may "
@@ -185,6 +191,20 @@ def ask(connect: Callable[[], Any], reference: str, auth: RegistryAuth | None) -
         ) from None
     finally:
         api.close()
+
+
+def _address(api: Any, path: str) -> str:
+    """Return the address of a request that docker-py has no method for: its client is a session of
+    requests."""
+    return f"{api.base_url}/v{api.api_version}{path}"
+
+
+def _require_ok(response: requests.Response) -> None:
+    """Raise docker-py's error for a refusal."""
+    try:
+        response.raise_for_status()
+    except requests.exceptions.HTTPError as error:
+        raise create_api_error_from_http_exception(error) from error
 
 
 def _login(auth: RegistryAuth | None) -> dict[str, str]:

@@ -212,7 +212,7 @@ def test_an_import_that_fails_after_its_answer_began_is_told_in_the_engines_word
 class Creating:
     """An engine's client that creates containers, but none with an OCI runtime in `forgotten`."""
 
-    _version = "1.41"
+    api_version = "1.41"
 
     def __init__(self, forgotten: tuple[str, ...] = ()) -> None:
         self.created: list[object] = []

@@ -88,6 +88,14 @@ def test_infiniband_is_given_when_asked_and_not_otherwise(tmp_path: Path) -> Non
     assert hand_over([], (), False, means).host_config == {}
 
 
+def test_a_device_that_the_request_has_already_stays_in_it(tmp_path: Path) -> None:
+    means = node(tmp_path, "infiniband/uverbs0", "fuse")
+    fuse = {"PathOnHost": str(tmp_path / "fuse"), "PathInContainer": "/dev/fuse"}
+    given = hand_over([], (), True, means, [fuse])
+    inside = [device["PathInContainer"] for device in given.host_config["Devices"]]
+    assert inside == ["/dev/fuse", "/dev/infiniband/uverbs0"]
+
+
 def test_infiniband_that_the_node_does_not_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="no /dev/infiniband"):
         hand_over([], (), True, node(tmp_path))
