@@ -16,7 +16,8 @@ from fairlead.wire.engine_abilities import EngineAbility
 from tests.unit.scheduling.cluster import Cluster, gpu_node
 from tests.unit.scheduling.parts import gang
 
-IMAGES, VOLUMES, OPTIONS, SIGNAL = EngineAbility
+IMAGES, VOLUMES = EngineAbility.IMAGES, EngineAbility.VOLUMES
+OPTIONS, SIGNAL = EngineAbility.OPTIONS, EngineAbility.SIGNAL
 EVERYTHING = tuple(EngineAbility)
 
 
