@@ -64,6 +64,7 @@ def allowed_path(volume: VolumeMount, prefixes: Sequence[Path]) -> HostPath:
 MIN_PROCESSES = 8
 """The runner has several threads; with fewer processes it cannot start a job, or say why."""
 MAX_PROCESSES = 4_194_304
+"""The most that `kernel.pid_max` can be (proc_sys_kernel(5))."""
 _MAX_LIMIT = (1 << 63) - 1
 """The largest number that an engine accepts."""
 _RAW = "NET_RAW"
@@ -144,6 +145,7 @@ def granted(options: ContainerOptions, mode: NetworkMode, settings: Settings) ->
 def first_user(options: ContainerOptions, of_image: str) -> str:
     """Return the first process's user: root, which changes to the job's user itself, or that user
     if no process can change users."""
+    # Without CAP_SETUID and CAP_SETGID not even root becomes another user (capabilities(7)).
     if any(name in options.cap_drop for name in _CHANGES_USERS):
         return options.user or of_image or "0:0"
     return "0:0"
@@ -154,6 +156,7 @@ def _check_ulimit(name: str, soft: int, hard: int) -> None:
         raise invalid(f"{name!r:.80} is not a limit", "container.ulimits")
     if max(soft, hard) > _MAX_LIMIT:
         raise invalid(f"{name}: at most {_MAX_LIMIT}, or -1: unlimited", "container.ulimits")
+    # The kernel refuses it with EINVAL (setrlimit(2)): the container would never start.
     if soft < -1 or hard < -1 or (hard != -1 and not -1 < soft <= hard):
         raise invalid(
             f"{name}: the soft limit must not be greater than the hard limit", "container.ulimits"

@@ -72,6 +72,7 @@ def _check_resources(resources: TaskResources) -> None:
     _check_size(resources.shm_size, "resources.shm_size")
     if resources.memory < MIN_MEMORY:
         raise invalid("memory must be at least 6 MiB", "resources.memory")
+    # Docker takes 0 for its default of 64 MiB: not what the job asked for.
     if resources.shm_size is not None and resources.shm_size <= 0:
         raise invalid("shm_size must be more than 0 bytes", "resources.shm_size")
 

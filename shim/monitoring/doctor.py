@@ -73,6 +73,7 @@ def runtime(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
 
 
 def sshd(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
+    # Without -C, what a Match block says of the tunnel user is left out (sshd(8)).
     answer = asked(("sshd", "-T", "-C", "user=fairlead,host=fairlead,addr=127.0.0.1"))
     if answer.status:
         first = (answer.output.strip().splitlines() or ["no output"])[0]
@@ -97,6 +98,7 @@ def sshd(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
             "it were alone",
             fix,
         )
+    # sshd lets nobody in whose password begins so, not by key either (sshd(8), AUTHENTICATION).
     shadow = asked(("getent", "shadow", "fairlead")).output.split(":")
     if len(shadow) > 1 and shadow[1].startswith("!"):
         yield bad("the user fairlead is locked, which sshd refuses", "usermod -p '*' fairlead")
@@ -157,7 +159,7 @@ def _chain(rules: str, name: str) -> str | None:
 
 def cgroups(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     folder = node.root / "sys/fs/cgroup"
-    unified = folder / "cgroup.controllers"
+    unified = folder / "cgroup.controllers"  # of version 2 alone (cgroups(7))
     known = unified.read_text().split() if unified.exists() else []
     if not unified.exists() and folder.is_dir():
         known = [path.name for path in folder.iterdir()]

@@ -56,6 +56,7 @@ class EventLog:
         else:
             yield Event(cursor=self._cursor(at), type=EventType.HEARTBEAT)
         while not self._closed:
+            # More came than the ring holds while the follower's connection took nothing.
             if at < self._seq - len(self._ring):
                 at = self._seq
                 yield Event(cursor=self._cursor(at), type=EventType.RESYNC)
@@ -82,6 +83,7 @@ class EventLog:
 
     def _wake(self) -> None:
         self._changed.set()
+        # A set one would wake those that wait from now on, although nothing came since.
         self._changed = asyncio.Event()
 
     def _cursor(self, seq: int) -> str:
