@@ -6,14 +6,18 @@ whom, which names are taken) is kept here, so that it never differs from them.
 
 from __future__ import annotations
 
+import asyncio
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from controller.lifecycle.model import RunState
-from controller.pipelines.admissions import Admissions
-from controller.pipelines.dependents import Dependents
-from controller.pipelines.live_state import Families, RunsByNode, nodes_of
+from controller.pipelines.admissions import Admissions, NameTaken
+from controller.pipelines.dependents import Dependents, PredecessorGone
+from controller.pipelines.live_state import Families, ParentGone, RunsByNode, nodes_of
 from controller.pipelines.seams import Scheduler
+from controller.pipelines.waiting import Callers
+from controller.store.base import Commits
+from controller.store.errors import LeaseTaken, StoreError
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 
 
@@ -101,3 +105,70 @@ class KnownRuns:
         for run_id in run_ids:
             if run_id in self._leftovers:
                 self._retire(self._leftovers[run_id])
+
+
+class NewRuns:
+    """Hands in new runs and waits for their commits. Each method raises as RunPipeline's does."""
+
+    def __init__(self, known: KnownRuns, callers: Callers) -> None:
+        self._known = known
+        self._admissions = known.admissions
+        self._callers = callers
+
+    async def admit(self, state: RunState) -> None:
+        (refused,) = await self.admit_all([state])
+        if refused is not None:
+            raise refused
+
+    async def admit_all(self, states: Sequence[RunState]) -> list[Exception | None]:
+        """Return for each run why it was refused; None: it is committed."""
+        admitted = [self._enter(state) for state in states]
+        try:
+            refusals = [
+                one if isinstance(one, Exception) else await _refusal_of(one) for one in admitted
+            ]
+            taken = [one for one in refusals if isinstance(one, LeaseTaken)]
+            if taken and None not in refusals:
+                raise taken[0]
+            return refusals
+        finally:
+            for one in admitted:
+                if isinstance(one, asyncio.Future):
+                    one.cancel()
+            for state in states:
+                # No turn has taken the run yet, for example because its caller was cancelled.
+                if self._admissions.new.get(state.run.id) is state:
+                    self._known.take_back_admission(state)
+
+    async def admit_together(self, states: Sequence[RunState]) -> None:
+        """Return when all are committed, in one commit."""
+        self._admissions.take(states)
+        try:
+            await self._callers.next_commit(states[-1].run.id)
+        except BaseException:
+            # No turn has taken the runs yet, for example because their caller was cancelled.
+            for state in states:
+                if state.run.id in self._admissions.new:
+                    self._known.take_back_admission(state)
+            raise
+        finally:
+            self._admissions.part(states)
+
+    def _enter(self, state: RunState) -> Exception | asyncio.Future[None]:
+        """Hand in a new run; return what its commit resolves, or why there will be none."""
+        if self._callers.ended is not None:
+            return self._callers.ended
+        try:
+            self._admissions.take([state])
+        except (NameTaken, ParentGone, PredecessorGone) as refused:
+            return refused
+        return self._callers.waiter(state.run.id).done
+
+
+async def _refusal_of(commit: asyncio.Future[None]) -> Exception | None:
+    try:
+        await commit
+    except StoreError as error:
+        return error
+    Commits.note()
+    return None

@@ -19,19 +19,14 @@ from controller.lifecycle.model import Fleet, Node, RunState
 from controller.lifecycle.node_history import with_history
 from controller.lifecycle.reports import ControllerStarted, Report, Tick
 from controller.lifecycle.runs.compaction import recent
-from controller.pipelines.admissions import NameTaken
-from controller.pipelines.dependents import PredecessorGone
 from controller.pipelines.inventory import Inventory
-from controller.pipelines.known_runs import KnownRuns
+from controller.pipelines.known_runs import KnownRuns, NewRuns
 from controller.pipelines.live_state import (
     DecisionContexts,
     InventoryChanges,
-    ParentGone,
     nodes_of,
-    removed_keys,
     reports_about_nodes,
     reports_at_start,
-    without_removed,
 )
 from controller.pipelines.refused_runs import RefusedRuns
 from controller.pipelines.rentals import Rentals
@@ -39,10 +34,9 @@ from controller.pipelines.renting import Renting
 from controller.pipelines.seams import Scheduler, TurnListener
 from controller.pipelines.turn import Brake, TurnInProgress
 from controller.pipelines.waiting import Callers, Deadlines, Waiter, resolve
-from controller.store.base import Changes, Commits, Store
+from controller.store.base import Store
 from controller.store.errors import (
     LeaseLost,
-    LeaseTaken,
     NotKnown,
     NotYetStored,
     Stops,
@@ -97,6 +91,7 @@ class RunPipeline:
         self._aside = RefusedRuns()
         self._brake = Brake()
         self._callers = Callers(self._wake)
+        self._new_runs = NewRuns(self._known, self._callers)
         self._deadlines = Deadlines()
         self._no_turn = Flag()
         self._no_turn.set()
@@ -174,9 +169,7 @@ class RunPipeline:
     async def admit(self, state: RunState) -> None:
         """Make this new run durable. Raises NameTaken, ParentGone, PredecessorGone,
         StoreUnavailable, StoreRefused: then the run does not exist."""
-        (refused,) = await self.admit_all([state])
-        if refused is not None:
-            raise refused
+        await self._new_runs.admit(state)
 
     async def admit_all(self, states: Sequence[RunState]) -> list[Exception | None]:
         """Make these new runs durable in one turn. Return for each what `admit` would raise.
@@ -184,48 +177,12 @@ class RunPipeline:
         A run that is refused keeps none of the others from being committed. Raises LeaseTaken if
         another controller leads and none was committed: it may do all of it.
         """
-        admitted = [self._enter(state) for state in states]
-        try:
-            refusals = [
-                one if isinstance(one, Exception) else await _refusal_of(one) for one in admitted
-            ]
-            taken = [one for one in refusals if isinstance(one, LeaseTaken)]
-            if taken and None not in refusals:
-                raise taken[0]
-            return refusals
-        finally:
-            for one in admitted:
-                if isinstance(one, asyncio.Future):
-                    one.cancel()
-            for state in states:
-                # No turn has taken the run yet, for example because its caller was cancelled.
-                if self._admissions.new.get(state.run.id) is state:
-                    self._known.take_back_admission(state)
-
-    def _enter(self, state: RunState) -> Exception | asyncio.Future[None]:
-        """Hand in a new run; return what its commit resolves, or why there will be none."""
-        if self._callers.ended is not None:
-            return self._callers.ended
-        try:
-            self._admissions.take([state])
-        except (NameTaken, ParentGone, PredecessorGone) as refused:
-            return refused
-        return self._callers.waiter(state.run.id).done
+        return await self._new_runs.admit_all(states)
 
     async def admit_together(self, states: Sequence[RunState]) -> None:
         """Make these new runs durable in one commit, all or none; a run may wait for one before it.
         Raises as `admit` does."""
-        self._admissions.take(states)
-        try:
-            await self._callers.next_commit(states[-1].run.id)
-        except BaseException:
-            # No turn has taken the runs yet, for example because their caller was cancelled.
-            for state in states:
-                if state.run.id in self._admissions.new:
-                    self._known.take_back_admission(state)
-            raise
-        finally:
-            self._admissions.part(states)
+        await self._new_runs.admit_together(states)
 
     def post(self, report: Report) -> None:
         """Hand in a report. A run that has ended and left nothing behind ignores it."""
@@ -406,19 +363,7 @@ class RunPipeline:
             turn.tell_children(families)
 
     async def _commit(self, turn: TurnInProgress, inventory: InventoryChanges) -> None:
-        changes = Changes(
-            runs={
-                run_id: (self.known.get(run_id), state)
-                for run_id, state in turn.states.items()
-                if self.known.get(run_id) is not state
-            },
-            nodes=without_removed(inventory.nodes),
-            removed_nodes=removed_keys(inventory.nodes),
-            fleets=without_removed(inventory.fleets),
-            removed_fleets=removed_keys(inventory.fleets),
-            machines=inventory.machines,
-            events=(*turn.events, *self._aside.events),
-        )
+        changes = turn.changes(inventory, self._aside.events)
         if changes.runs or changes.events or inventory.has_any:
             try:
                 await self._store.commit(changes)
@@ -532,12 +477,3 @@ class RunPipeline:
             # In front of what came meanwhile: of several states of a link the last one counts.
             self._inbox[run_id] = reports + self._inbox.get(run_id, [])
         self._inventory.put_back(inventory)
-
-
-async def _refusal_of(commit: asyncio.Future[None]) -> Exception | None:
-    try:
-        await commit
-    except StoreError as error:
-        return error
-    Commits.note()
-    return None

@@ -23,7 +23,14 @@ from controller.lifecycle.predecessors import PredecessorFacts
 from controller.lifecycle.reports import Preempted, Report, Tick
 from controller.lifecycle.runs.dependencies import facts, open_ids
 from controller.pipelines.dependents import Dependents, facts_for
-from controller.pipelines.live_state import DecisionContexts, Families
+from controller.pipelines.live_state import (
+    DecisionContexts,
+    Families,
+    InventoryChanges,
+    removed_keys,
+    without_removed,
+)
+from controller.store.base import Changes
 
 log = logging.getLogger(__name__)
 FIRST_BRAKE_SECONDS = 1.0
@@ -159,6 +166,22 @@ class TurnInProgress:
             known = facts(committed)
         self._known_facts[run_id] = seen
         return seen != known
+
+    def changes(self, inventory: InventoryChanges, more: Iterable[Event]) -> Changes:
+        """Return what the commit of this turn stores, with these changes and events."""
+        return Changes(
+            runs={
+                run_id: (self._runs.get(run_id), state)
+                for run_id, state in self.states.items()
+                if self._runs.get(run_id) is not state
+            },
+            nodes=without_removed(inventory.nodes),
+            removed_nodes=removed_keys(inventory.nodes),
+            fleets=without_removed(inventory.fleets),
+            removed_fleets=removed_keys(inventory.fleets),
+            machines=inventory.machines,
+            events=(*self.events, *more),
+        )
 
     def tell_children(self, families: Families) -> None:
         """Report the end of parents to their children, in the same commit, so that no crash comes
