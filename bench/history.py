@@ -47,6 +47,7 @@ KINDS = (
     Kind("submissions.batch", "a run submitted in a batch: CPU of the controller", "ms"),
     Kind("takeover.stopped", "several controllers, the leader stopped: a client waits", "s"),
     Kind("takeover.killed", "several controllers, the leader killed: a client waits", "s"),
+    Kind("leads.kept", "a lead that is over: memory that its process keeps of it", "KiB"),
     Kind("scale.cpu", "5,000 jobs run: CPU of the controller, of a core", "%"),
     Kind("scale.node", "memory of the controller for each node", "KiB"),
     Kind("scale.ssh_node", "the same by SSH", "KiB"),

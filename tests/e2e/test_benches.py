@@ -50,6 +50,7 @@ def test_the_bench_of_starts_gets_the_first_line_through_docker() -> None:
         ("runner_start", "1"),
         ("scale", "--nodes", "2", "--only", "submit"),
         ("submissions", "--runs", "250"),
+        ("leads", "--leads", "1", "--runs", "1"),
     ],
     ids=lambda bench: bench[0],
 )
