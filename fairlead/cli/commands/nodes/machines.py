@@ -12,6 +12,7 @@ import msgspec
 from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
+from fairlead.cli.commands.pages import whole_list
 from fairlead.cli.durations import seconds_of
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.documents.machines import CostsView, MachineView, OrphanView
@@ -36,7 +37,7 @@ def list_(*, all: bool = False, json: Json = False) -> int:
     all
         List machines that have ended, too.
     """
-    data = settings.client().get("/v1/machines", limit=1000, all=str(all).lower())
+    data = whole_list(settings.client(), "/v1/machines", "machines", all=str(all).lower())
     if json:
         output.emit_json(data)
         return 0

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import ConfigurationFile, Json
+from fairlead.cli.commands.pages import whole_list
 from fairlead.cli.commands.runs.applying import read_configuration, tell_translation
 from fairlead.cli.errors import EXIT_FAILED
 from fairlead.documents.nodes import NodeView
@@ -202,7 +203,7 @@ def offer(
     """
     if file is not None:
         return _offers_for(file, json=json)
-    nodes = decode(settings.client().get("/v1/nodes"), _Nodes).nodes
+    nodes = decode(whole_list(settings.client(), "/v1/nodes", "nodes"), _Nodes).nodes
     found = [one for one in offers(nodes) if gpu is None or gpu.lower() in (one.gpu or "").lower()]
     if json:
         output.emit_json(msgspec.json.encode(_Offers(found)))
