@@ -55,6 +55,8 @@ class Supplies:
                 known_at = self._clock.now()
             except CloudError as error:
                 supply, is_whole = str(error), False
+                # The clock may have been put back since.
+                known_at = min(known_at, self._clock.now())
                 if self._clock.now() - known_at >= MAX_OFFERS_AGE_SECONDS:
                     supply = Supply(barred=f"its offers have not been told for an hour: {error}")
             tell(self._provider, supply)

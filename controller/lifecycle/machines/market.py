@@ -133,6 +133,13 @@ class Penalties:
             if key[1] != provider or one.end is not MachineEnd.REFUSED
         }
 
+    def note_time(self, now: float) -> None:
+        """Leave no offer out for longer from now on than its refusal says, as if the clock had been
+        put back since."""
+        for key, one in self._known.items():
+            if one.until - now > one.wait:
+                self._known[key] = msgspec.structs.replace(one, until=now + one.wait)
+
     def until(self, offer: Offer, now: float) -> float | None:
         """Return when the offer may be tried again; None: now."""
         known = self.of(offer)
