@@ -41,6 +41,7 @@ DEFAULT_TIMEOUT_SECONDS = 300.0
 _MAX_ANSWER = 16 << 20
 _MAX_COMPLAINTS = 64 << 10
 _CHUNK = 64 << 10
+_PATTERN = re.compile(r"matching regex '.*'")
 _SECRET_WORD = re.compile(r"[A-Za-z0-9+/=_]{20,}")
 _MAX_SHOWN = 300
 _MAX_MESSAGE = 500
@@ -231,7 +232,9 @@ class ExecCloud:
         # A program can print anything, also a thousand nested lists.
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             if status == 0:
-                raise CloudAway(f"{self._shown(call)} gave a wrong answer: {error}") from None
+                raise CloudAway(
+                    f"{self._shown(call)} gave a wrong answer: {_wrong(error)}"
+                ) from None
         last = (
             _hidden(lines[-1], hides)[:_MAX_SHOWN]
             if lines
@@ -243,7 +246,7 @@ class ExecCloud:
         """Return the exit status, the standard output, and the end of the standard error."""
         # Else the failed start would wait for its child in the event loop.
         if not os.access(self._command[0], os.X_OK):
-            raise CloudAway(f"{self._shown(call)} is no program that can be run")
+            raise CloudAway(f"{self._shown(call)}, {self._command[0]}, cannot be run")
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -272,7 +275,7 @@ class ExecCloud:
         return status, answer, complaints
 
     def _shown(self, call: str) -> str:
-        return f"{self._command[0]} ({call})"
+        return f"the program of `providers.{self._name}` ({call})"
 
 
 class _TooLong(Exception):
@@ -311,6 +314,11 @@ async def _end_of(stream: asyncio.StreamReader) -> bytes:
     while chunk := await stream.read(_CHUNK):
         found = (found + chunk)[-_MAX_COMPLAINTS:]
     return found
+
+
+def _wrong(error: Exception) -> str:
+    """Return what is wrong with an answer. A pattern says less than its meaning."""
+    return _PATTERN.sub("of one line without control characters", str(error))
 
 
 def _hidden(text: str, secret: str) -> str:

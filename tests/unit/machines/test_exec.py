@@ -202,7 +202,8 @@ async def test_a_refusal_holds_for_what_the_program_says(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("print('no json')", "gave a wrong answer"),
+        ("print('no json')", r"the program of `providers\.lab` \(create\) gave a wrong answer"),
+        (r"""print('{"id": "i\\n1"}')""", r"of one line without control characters - at `\$\.id`"),
         ("print('{}')", "missing required field `id`"),
         ("sys.exit('the account is closed')", "ended with status 1: the account is closed"),
         ('print(\'{"id": "i-1"}\'); sys.exit(3)', "ended with status 3"),
@@ -299,7 +300,9 @@ async def test_no_message_shows_a_key_that_the_program_was_given(tmp_path: Path,
 
 async def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
     lab = ExecCloud("lab", [str(tmp_path / "none")], abilities=Abilities())
-    with pytest.raises(CloudAway, match="no program that can be run"):
+    with pytest.raises(
+        CloudAway, match=r"the program of `providers\.lab` \(offers\), .* cannot be run"
+    ):
         await lab.offers()
 
 

@@ -16,7 +16,7 @@ from fairlead.cli.commands.pages import whole_list
 from fairlead.cli.durations import seconds_of
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.documents.machines import CostsView, MachineView, OrphanView
-from fairlead.model.costs import CostPeriod, CostRow, money
+from fairlead.model.costs import CostPeriod, CostRow, money, price_words
 from fairlead.queries import CostsQuery
 from fairlead.rest import decode
 
@@ -56,7 +56,7 @@ def _row(one: MachineView) -> tuple[str, ...]:
         one.status,
         one.instance_type + spot,
         one.zone or one.region,
-        money(one.price),
+        price_words(one.price),
         money(one.cost),
         one.trouble or one.message or "",
     )
