@@ -271,7 +271,7 @@ class ExecCloud:
                 # With what it has started itself, which holds its standard output open.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+                await _end(process)
         return status, answer, complaints
 
     def _shown(self, call: str) -> str:
@@ -288,16 +288,35 @@ async def _exchanged(process: asyncio.subprocess.Process, wish: bytes) -> tuple[
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    reading = asyncio.gather(_whole(process.stdout), _end_of(process.stderr))
+    answer = asyncio.create_task(_whole(process.stdout))
+    complaints = asyncio.create_task(_end_of(process.stderr))
     try:
         # A program may answer, or end, before it has read everything.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             process.stdin.write(wish)
             await process.stdin.drain()
         process.stdin.close()
-        return await reading
+        return await asyncio.gather(answer, complaints)
     finally:
-        reading.cancel()
+        await _cancel(answer, complaints)
+
+
+async def _cancel(*tasks: asyncio.Task[bytes]) -> None:
+    for one in tasks:
+        one.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Wait until the process that was killed has ended. asyncio tells that only once its output was
+    read, and stops reading when a program has written faster than was read."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    rest = [asyncio.create_task(_end_of(one)) for one in (process.stdout, process.stderr)]
+    try:
+        await process.wait()
+    finally:
+        await _cancel(*rest)
 
 
 async def _whole(stream: asyncio.StreamReader) -> bytes:

@@ -63,7 +63,7 @@ def _over_budget(fleet: Fleet, offers: Sequence[Offer], open_: Sequence[Offer]) 
         if least > most:
             return (
                 f"it never has its least machines: {count} of the cheapest ones cost "
-                f"{price_words(least)} an hour, and `budget.{field}` is {price_words(most)}; raise it, or "
-                f"lower `machines.nodes.min`"
+                f"{price_words(least)} an hour, and `budget.{field}` is {price_words(most)}; raise "
+                f"it, or lower `machines.nodes.min`"
             )
     return None

@@ -77,7 +77,8 @@ async def test_machines_are_listed_in_the_order_of_their_orders_on_all_pages(
     began = time.time() - 3600.0
     rented = [machine(name, ordered_at=began + at) for at, name in enumerate(("f0", "0a", "7c"))]
     controller.pipeline.rentals = rentals_of(CapacityIndex(), *rented)
-    names, cursor = list[str](), {}
+    names = list[str]()
+    cursor: dict[str, Any] = {}
     for _ in rented:
         async with api.get("/v1/machines", params={"limit": "1", **cursor}) as answer:
             page = await answer.json()

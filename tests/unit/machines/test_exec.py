@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.clouds import exec as exec_cloud
 from controller.clouds.base import (
     Abilities,
     CloudAway,
@@ -267,6 +268,22 @@ async def test_a_program_that_never_ceases_to_write_is_ended(tmp_path: Path) -> 
     body = "while True: print('x' * 2**20)"
     with pytest.raises(CloudAway, match="answers more than 16777216 bytes"):
         await cloud(tmp_path, body).offers()
+
+
+async def test_a_program_that_writes_faster_than_is_read_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def too_long(stream: asyncio.StreamReader) -> bytes:
+        # asyncio reads no more then, and without the end of the output tells no end of the process.
+        while not vars(stream)["_paused"]:  # noqa: ASYNC110 (the transport tells nobody)
+            await asyncio.sleep(0.001)
+        raise exec_cloud._TooLong
+
+    monkeypatch.setattr(exec_cloud, "_whole", too_long)
+    body = "while True: sys.stdout.write('x' * 65536)"
+    with pytest.raises(CloudAway, match="answers more than"):
+        async with asyncio.timeout(LONG):
+            await cloud(tmp_path, body).offers()
 
 
 async def test_of_a_long_complaint_the_end_is_shown(tmp_path: Path) -> None:
