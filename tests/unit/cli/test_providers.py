@@ -126,7 +126,7 @@ def test_offers_are_listed_with_the_age_of_their_prices(
         ["g2-standard-4", "us-central1-a", "spot", "0.28", "4", "16.0GB", "NVIDIA", "L4:1"],
         [
             *["g2-standard-4", "us-central1-a", "reserved", "as", "res-1"],
-            *["0.000012", "4", "16.0GB", "NVIDIA", "L4:1"],
+            *["0.000013", "4", "16.0GB", "NVIDIA", "L4:1"],
         ],
     ]
     assert (source, note) == ("prices: read from the API 3d ago", "note  odd")
