@@ -41,6 +41,7 @@ DEFAULT_TIMEOUT_SECONDS = 300.0
 _MAX_ANSWER = 16 << 20
 _MAX_COMPLAINTS = 64 << 10
 _CHUNK = 64 << 10
+_PATTERN = re.compile(r"matching regex '.*'")
 _SECRET_WORD = re.compile(r"[A-Za-z0-9+/=_]{20,}")
 _MAX_SHOWN = 300
 _MAX_MESSAGE = 500
@@ -231,7 +232,9 @@ class ExecCloud:
         # A program can print anything, also a thousand nested lists.
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             if status == 0:
-                raise CloudAway(f"{self._shown(call)} gave a wrong answer: {error}") from None
+                raise CloudAway(
+                    f"{self._shown(call)} gave a wrong answer: {_wrong(error)}"
+                ) from None
         last = (
             _hidden(lines[-1], hides)[:_MAX_SHOWN]
             if lines
@@ -243,7 +246,7 @@ class ExecCloud:
         """Return the exit status, the standard output, and the end of the standard error."""
         # Else the failed start would wait for its child in the event loop.
         if not os.access(self._command[0], os.X_OK):
-            raise CloudAway(f"{self._shown(call)} is no program that can be run")
+            raise CloudAway(f"{self._shown(call)}, {self._command[0]}, cannot be run")
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -268,11 +271,11 @@ class ExecCloud:
                 # With what it has started itself, which holds its standard output open.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+                await _end(process)
         return status, answer, complaints
 
     def _shown(self, call: str) -> str:
-        return f"{self._command[0]} ({call})"
+        return f"the program of `providers.{self._name}` ({call})"
 
 
 class _TooLong(Exception):
@@ -285,16 +288,35 @@ async def _exchanged(process: asyncio.subprocess.Process, wish: bytes) -> tuple[
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    reading = asyncio.gather(_whole(process.stdout), _end_of(process.stderr))
+    answer = asyncio.create_task(_whole(process.stdout))
+    complaints = asyncio.create_task(_end_of(process.stderr))
     try:
         # A program may answer, or end, before it has read everything.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             process.stdin.write(wish)
             await process.stdin.drain()
         process.stdin.close()
-        return await reading
+        return await asyncio.gather(answer, complaints)
     finally:
-        reading.cancel()
+        await _cancel(answer, complaints)
+
+
+async def _cancel(*tasks: asyncio.Task[bytes]) -> None:
+    for one in tasks:
+        one.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Wait until the process that was killed has ended. asyncio tells that only once its output was
+    read, and stops reading when a program has written faster than was read."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    rest = [asyncio.create_task(_end_of(one)) for one in (process.stdout, process.stderr)]
+    try:
+        await process.wait()
+    finally:
+        await _cancel(*rest)
 
 
 async def _whole(stream: asyncio.StreamReader) -> bytes:
@@ -311,6 +333,11 @@ async def _end_of(stream: asyncio.StreamReader) -> bytes:
     while chunk := await stream.read(_CHUNK):
         found = (found + chunk)[-_MAX_COMPLAINTS:]
     return found
+
+
+def _wrong(error: Exception) -> str:
+    """Return what is wrong with an answer. A pattern says less than its meaning."""
+    return _PATTERN.sub("of one line without control characters", str(error))
 
 
 def _hidden(text: str, secret: str) -> str:

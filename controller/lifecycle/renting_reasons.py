@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fairlead.model.costs import money
+from fairlead.model.costs import price_words
 
 
 class _Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
@@ -155,17 +155,27 @@ class OverBudget(_Reason, frozen=True, kw_only=True, tag="over_budget"):
 
     def sentence(self) -> str:
         return (
-            f"{self.owner} may cost {money(self.allowed)} {self.limit}; its machines cost "
-            f"{money(self.spent)}, and what is needed would add {money(self.asked)}"
+            f"{self.owner} may cost {price_words(self.allowed)} {self.limit}; its machines cost "
+            f"{price_words(self.spent)}, and what is needed would add {price_words(self.asked)}"
         )
 
 
 class FleetAtMost(_Reason, frozen=True, kw_only=True, tag="fleet_at_most"):
+    """What is needed together is more than its fleet may still have. `asked`: how many machines;
+    `has`: how many there are of its `most`, None: all of them."""
+
     owner: str
     most: int
+    has: int | None = None
+    asked: int = 1
 
     def sentence(self) -> str:
-        return f"{self.owner} has its most machines ({self.most})"
+        if self.has is None:
+            return f"{self.owner} has its most machines ({self.most})"
+        return (
+            f"{self.owner} may have {self.most} machine{'' if self.most == 1 else 's'} "
+            f"(`machines.nodes.max`); it has {self.has}, and what is needed would add {self.asked}"
+        )
 
 
 class ProviderAway(_Reason, frozen=True, kw_only=True, tag="provider_away"):

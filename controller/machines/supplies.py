@@ -6,6 +6,8 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from controller.clock import Clock
 from controller.clouds.base import (
     Cloud,
@@ -16,8 +18,9 @@ from controller.clouds.base import (
     answer_of,
 )
 from controller.lifecycle.machines.market import Supply
-from controller.lifecycle.machines.model import Machine
+from controller.lifecycle.machines.model import Machine, Offer
 from controller.lifecycle.machines.reconcile import elsewhere
+from fairlead.model.costs import in_millionths
 
 OFFERS_EVERY_SECONDS = 600.0
 _OFFERS_SOON_SECONDS = 30.0
@@ -55,6 +58,8 @@ class Supplies:
                 known_at = self._clock.now()
             except CloudError as error:
                 supply, is_whole = str(error), False
+                # The clock may have been put back since.
+                known_at = min(known_at, self._clock.now())
                 if self._clock.now() - known_at >= MAX_OFFERS_AGE_SECONDS:
                     supply = Supply(barred=f"its offers have not been told for an hour: {error}")
             tell(self._provider, supply)
@@ -73,5 +78,12 @@ class Supplies:
             barred = f"machine {away[0].name}: {elsewhere(away[0], account)}"
             return Supply(account=account, barred=barred)
         # No comparison with a price that is no number refuses it, so no budget would.
-        offers = tuple(one for one in known.offers if 0 <= one.price < math.inf)
+        offers = tuple(as_written(one) for one in known.offers if 0 <= one.price < math.inf)
         return Supply(offers=offers, account=account, unknown=known.unknown)
+
+
+def as_written(offer: Offer) -> Offer:
+    """Return the offer with a price that users can write as a limit: one that was multiplied by a
+    rate has more digits."""
+    price = in_millionths(offer.price)
+    return offer if price == offer.price else msgspec.structs.replace(offer, price=price)

@@ -285,8 +285,10 @@ class Worker:
         # A former controller may have asked right before this one began.
         asked_at = self._asked_at.get(machine_id, self._began)
         while True:
-            visible_at = asked_at + self._cloud.abilities.visible_after
             begun = self._clock.now()
+            # The clock may have been put back since.
+            asked_at = min(asked_at, begun)
+            visible_at = asked_at + self._cloud.abilities.visible_after
             async with self._slots:
                 listed = await self._list()
             for one in () if listed is None else listed.found:

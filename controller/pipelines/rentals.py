@@ -219,6 +219,7 @@ class Rentals:
         now: float,
     ) -> Turned:
         """Return what changes now. It counts as decided; `stored` must follow the commit."""
+        self._note_time(now)
         inbox, self._inbox = self._inbox, {}
         turn = _Turn(self, nodes, fleets, is_used, now, self._settings)
         for machine in list(self.machines.values()):
@@ -236,6 +237,13 @@ class Rentals:
             turn.order(found.orders)
         turn.events = self._orphans.offer(now)
         return turn.result()
+
+    def _note_time(self, now: float) -> None:
+        """Wait for no time that is far away because the clock was put back."""
+        self.penalties.note_time(now)
+        if now < self._looked_at:
+            self._looked_at = self._next_demand = now
+            self._is_dirty = True
 
     def market(self, now: float) -> Market:
         """Return what can be bought."""

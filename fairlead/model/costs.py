@@ -54,3 +54,16 @@ def money(amount: float) -> str:
         digits = min(6, 3 - math.floor(math.log10(abs(amount))))
     whole, part = f"{amount:.{digits}f}".split(".")
     return f"{whole}.{part.rstrip('0'):0<2}"
+
+
+def price_words(price: float) -> str:
+    """Return a price of an hour, or a limit of prices, as users read it: down to a millionth, never
+    below it. So a limit that is copied from it allows the price."""
+    whole, part = f"{in_millionths(price):.6f}".split(".")
+    return f"{whole}.{part.rstrip('0'):0<2}"
+
+
+def in_millionths(price: float) -> float:
+    """Return the price rounded up to a millionth, as it can be written: 0.1 times 1.1 is more than
+    0.11, which a limit of 0.11 must allow."""
+    return math.ceil(price * 1e6 - 1e-3) / 1e6

@@ -52,7 +52,7 @@ async def set_machines(call: Call) -> FleetView:
 async def list_machines(call: Call) -> MachinesAnswer:
     query: MachinesQuery = call.query
     machines = call.service.machines.rented.all(with_ended=query.all)
-    found, cursor = page(machines, query, lambda machine: machine.id)
+    found, cursor = page(machines, query, _order_of)
     return MachinesAnswer(
         machines=tuple(_machine(call, machine) for machine in found), next_cursor=cursor
     )
@@ -84,6 +84,11 @@ async def list_orphans(call: Call) -> OrphansAnswer:
             for orphan in call.service.machines.rented.orphans(call.caller)
         )
     )
+
+
+def _order_of(machine: Machine) -> str:
+    """Return what sorts machines by their order; as strings, its digits have one length."""
+    return f"{machine.ordered_at:020.6f}-{machine.id}"
 
 
 def _ends_at(at: float | None) -> str | None:

@@ -61,7 +61,18 @@ _OF_DSTACK = {
     "ssh_config": "write its user, identity_file, port and hosts as fields of the file itself",
     "nodes": "a fleet that rents has `machines: {nodes: …}`, and the hosts of another are listed",
     "backends": "`machines: {provider: NAME}` names who rents",
-    "resources": "write it within `machines`",
+    "reservation": "it is a field of runs: their fleet rents its machines for those that name it",
+    **dict.fromkeys(
+        (
+            "resources",
+            "idle_duration",
+            "max_price",
+            "regions",
+            "availability_zones",
+            "instance_types",
+        ),
+        "write it within `machines`",
+    ),
     "spot_policy": "write `machines: {spot: …}`",
 }
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]

@@ -140,6 +140,7 @@ def moved(
     machine: Machine, reports: Iterable[MachineReport], around: Surroundings, now: float
 ) -> Machine:
     """Return the record after these reports and at this time; the same object if nothing moved."""
+    machine = _without_future(machine, now)
     for report in reports:
         machine = _reported(machine, report, around, now)
     match machine.status:
@@ -148,6 +149,16 @@ def moved(
         case MachineStatus.JOINED:
             return _joined(machine, around, now)
     return machine
+
+
+def _without_future(machine: Machine, now: float) -> Machine:
+    """Return the record with no time that is still to come: the clock was put back since, and a
+    machine would be idle, or boot, for as long as the clock was wrong."""
+    late = {name: now for name in _TIMES if (at := getattr(machine, name)) is not None and at > now}
+    return replace(machine, **late) if late else machine
+
+
+_TIMES = ("ordered_at", "joined_at", "idle_since", "terminating_at")
 
 
 def _reported(machine: Machine, report: MachineReport, around: Surroundings, now: float) -> Machine:

@@ -10,7 +10,7 @@ import msgspec
 from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy, Spending, Spot
 from controller.lifecycle.machines.model import Machine, MachineEnd, Offer, Reach, cost_between
 from controller.lifecycle.renting_reasons import FleetAtMost, OverBudget
-from fairlead.model.costs import money
+from fairlead.model.costs import price_words
 
 _FIRST_PENALTY = {
     # Karpenter leaves an offering out for 3 minutes after it had no capacity.
@@ -132,6 +132,13 @@ class Penalties:
             for key, one in self._known.items()
             if key[1] != provider or one.end is not MachineEnd.REFUSED
         }
+
+    def note_time(self, now: float) -> None:
+        """Leave no offer out for longer from now on than its refusal says, as if the clock had been
+        put back since."""
+        for key, one in self._known.items():
+            if one.until - now > one.wait:
+                self._known[key] = msgspec.structs.replace(one, until=now + one.wait)
 
     def until(self, offer: Offer, now: float) -> float | None:
         """Return when the offer may be tried again; None: now."""
@@ -287,7 +294,7 @@ def why_none_allowed(policy: MachinesPolicy, offers: Sequence[Offer]) -> str:
 def _there(field: str, offers: Iterable[Offer]) -> str:
     """Return what the offers have in place of what the field wants, as the end of a sentence."""
     if field == "max_price":
-        return f", whose cheapest costs {money(min(one.price for one in offers))} an hour"
+        return f", whose cheapest costs {price_words(min(one.price for one in offers))} an hour"
     if (value := _VALUES.get(field)) is None:
         return ""
     known = sorted({found for one in offers if (found := value(one)) is not None})
@@ -353,7 +360,11 @@ class Purse:
         """Return why these offers together may not be bought; None: they may."""
         price = sum(offer.price for offer in offers)
         if self._most is not None and self._count + len(offers) > self._most:
-            return FleetAtMost(owner=self._owner, most=self._most)
+            if self._count >= self._most:
+                return FleetAtMost(owner=self._owner, most=self._most)
+            return FleetAtMost(
+                owner=self._owner, most=self._most, has=self._count, asked=len(offers)
+            )
         if (most := self._budget.per_hour) is not None and _exceeds(self._per_hour + price, most):
             return self._over("an hour", most, self._per_hour, price)
         # All that is live may go on for an hour, the longest step in which providers bill.

@@ -13,7 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from controller.lifecycle.inventory import Fleet, Node, NodeAddress, NodeCapacity, NodeGpu
-from fairlead.model.costs import money
+from fairlead.model.costs import price_words
 from fairlead.model.statuses import NodeStatus
 from fairlead.wire.gpu_names import GpuVendor
 
@@ -94,7 +94,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         """Return the offer as users read it."""
         where = self.zone or self.region
         kind = "spot" if self.spot else "on demand"
-        return f"{self.instance_type} in {where} ({kind}, {money(self.price)} an hour)"
+        return f"{self.instance_type} in {where} ({kind}, {price_words(self.price)} an hour)"
 
 
 class MachineStatus(StrEnum):

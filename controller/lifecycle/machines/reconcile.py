@@ -196,7 +196,7 @@ def _orphan(one: Found, case: Circumstances, now: float, *, is_duplicate: bool) 
         instance_id=one.instance_id,
         machine_id=one.machine_id,
         created_at=one.created_at,
-        seen_at=now if since is None else since,
+        seen_at=now if since is None else min(since, now),
         is_duplicate=is_duplicate,
         quarantined=not is_duplicate and restored is not None and one.created_at < restored,
     )

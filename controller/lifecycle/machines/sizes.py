@@ -54,7 +54,9 @@ class Sizes:
         seen = self._seen.get(offer.key)
         if seen is None or seen.size is None or seen.joined_at is None:
             return offer
-        return offer if seen.joined_at + KNOWN_SECONDS <= now else _at_most(offer, seen.size)
+        # The clock may have been put back since.
+        is_known = abs(now - seen.joined_at) < KNOWN_SECONDS
+        return _at_most(offer, seen.size) if is_known else offer
 
     def smaller(self, offer: Offer, now: float) -> str | None:
         """Return the name of the machine that had less than this offer of the provider promises;

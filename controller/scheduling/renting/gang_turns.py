@@ -36,7 +36,8 @@ class GangTurns:
         for one in machines:
             if one.group is None or one.run_id is None:
                 continue
-            if _is_refused(one) and now - one.ordered_at < TURNS_SECONDS:
+            # Either way: the clock may have been put back since.
+            if _is_refused(one) and abs(now - one.ordered_at) < TURNS_SECONDS:
                 at = max(one.ordered_at, self._refused_at.get(one.run_id, 0.0))
                 self._refused_at[one.run_id] = at
                 self._refused_keys.add((one.run_id, one.offer.key))

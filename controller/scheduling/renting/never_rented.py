@@ -11,7 +11,7 @@ from controller.lifecycle.inventory import Fleet
 from controller.lifecycle.machines.market import allowed, unknown_for, why_none_allowed
 from controller.lifecycle.machines.model import Offer, node_of
 from controller.scheduling.fitting.fit import room, shortfalls
-from fairlead.model.costs import money
+from fairlead.model.costs import price_words
 
 
 def why_never(fleet: Fleet, offers: Sequence[Offer], unknown: Mapping[str, str]) -> str | None:
@@ -57,13 +57,13 @@ def _over_budget(fleet: Fleet, offers: Sequence[Offer], open_: Sequence[Offer]) 
             continue
         if cheapest > most:
             return (
-                f"it rents nothing: its cheapest machine costs {money(cheapest)} an hour, and "
-                f"`budget.{field}` is {money(most)}"
+                f"it rents nothing: its cheapest machine costs {price_words(cheapest)} an hour, "
+                f"and `budget.{field}` is {price_words(most)}"
             )
         if least > most:
             return (
                 f"it never has its least machines: {count} of the cheapest ones cost "
-                f"{money(least)} an hour, and `budget.{field}` is {money(most)}; raise it, or "
-                f"lower `machines.nodes.min`"
+                f"{price_words(least)} an hour, and `budget.{field}` is {price_words(most)}; raise "
+                f"it, or lower `machines.nodes.min`"
             )
     return None

@@ -19,7 +19,7 @@ from controller.clouds.base import (
 )
 from controller.lifecycle.machines.model import Offer
 from controller.machines.manager import MachineManager
-from controller.machines.supplies import Supplies
+from controller.machines.supplies import Supplies, as_written
 from controller.machines.trial import Trial
 from controller.service.accounts.rights import require_admin
 from controller.store.accounts import User
@@ -62,7 +62,7 @@ class ProviderService:
 
     @staticmethod
     def _offered(cloud: Cloud, known: KnownOffers) -> Offered:
-        offers = known.offers
+        offers = tuple(map(as_written, known.offers))
         notes = tuple(f"{place}: not known: {why}" for place, why in known.unknown.items())
         if not isinstance(cloud, Refreshes):
             return Offered(source=CatalogSource.PROVIDER, notes=notes, offers=offers)

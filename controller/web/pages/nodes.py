@@ -20,7 +20,7 @@ from controller.web.page import Done, Page, PageRoute, Visit
 from controller.web.pages.events import AFTER_ALL, EventRow, event_rows, with_own_events
 from fairlead.documents.machines import MachineView
 from fairlead.documents.nodes import FleetView, GpuView, NodeView
-from fairlead.model.costs import money
+from fairlead.model.costs import money, price_words
 from fairlead.queries import EventQuery
 
 PAGE_OF_NODES = 1000
@@ -251,7 +251,7 @@ def machine_row(machine: MachineView) -> MachineRow:
         status=machine.status,
         what=machine.instance_type + (" (spot)" if machine.spot else ""),
         where=machine.zone or machine.region,
-        price=money(machine.price),
+        price=price_words(machine.price),
         cost=money(machine.cost),
         idle_since=machine.idle_since,
         note=machine.trouble or machine.message or "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
@@ -20,6 +21,7 @@ from fairlead.configuration.values.units import (
 
 _NODES = "a mapping of min and max, a range such as 0..16, or a number"
 _MAX_MACHINES = 10_000
+_RANGE = re.compile(r"\s*([0-9]{1,9})\s*(?:\.\.\s*([0-9]{1,9})\s*)?")
 
 
 class Nodes(tuple[int, int]):
@@ -46,15 +48,23 @@ def _range_of(value: object) -> tuple[int, int]:
         raise ValueError(f"{shown(value)} is not a number of machines")
     if isinstance(value, int):
         return value, value
-    if isinstance(value, dict) and value.keys() <= {"min", "max"} and "max" in value:
-        least, most = value.get("min", 0), value["max"]
-        if all(type(one) is int for one in (least, most)):
-            return least, most
-    if isinstance(value, str):
-        least_, dots, most_ = value.partition("..")
-        if least_.strip().isdigit() and (most_ if dots else least_).strip().isdigit():
-            return int(least_), int(most_ if dots else least_)
+    if isinstance(value, dict):
+        return _range_of_mapping(value)
+    if isinstance(value, str) and (match := _RANGE.fullmatch(value)) is not None:
+        return int(match[1]), int(match[2] or match[1])
     raise ValueError(f"{shown(value)} is no range of machines")
+
+
+def _range_of_mapping(value: dict[Any, Any]) -> tuple[int, int]:
+    if unknown := [one for one in value if one not in ("min", "max")]:
+        raise ValueError(f"{shown(unknown[0])} is not a field of it")
+    if "max" not in value:
+        raise ValueError("its max is missing")
+    least, most = value.get("min", 0), value["max"]
+    for name, one in (("min", least), ("max", most)):
+        if type(one) is not int:
+            raise ValueError(f"its {name}, {shown(one)}, is not a number of machines")
+    return least, most
 
 
 _Words = Annotated[tuple[str, ...], Field("a list of names")]

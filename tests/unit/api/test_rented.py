@@ -71,6 +71,22 @@ async def test_a_controller_without_providers_has_no_machines(api: TestClient[An
         assert answer.status == 503
 
 
+async def test_machines_are_listed_in_the_order_of_their_orders_on_all_pages(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    began = time.time() - 3600.0
+    rented = [machine(name, ordered_at=began + at) for at, name in enumerate(("f0", "0a", "7c"))]
+    controller.pipeline.rentals = rentals_of(CapacityIndex(), *rented)
+    names = list[str]()
+    cursor: dict[str, Any] = {}
+    for _ in rented:
+        async with api.get("/v1/machines", params={"limit": "1", **cursor}) as answer:
+            page = await answer.json()
+        names += [one["name"] for one in page["machines"]]
+        cursor = {"cursor": page["next_cursor"]}
+    assert (names, cursor) == (["f0", "0a", "7c"], {"cursor": None})
+
+
 async def test_a_machine_that_is_not_there_is_not_forgotten(api: TestClient[Any, Any]) -> None:
     async with api.delete("/v1/machines/burst-1") as answer:
         assert answer.status == 404

@@ -10,7 +10,7 @@ import pytest
 from fairlead import settings
 from fairlead.cli.commands.nodes import machines
 from fairlead.cli.errors import EXIT_USAGE, CliError
-from fairlead.model.costs import money
+from fairlead.model.costs import money, price_words
 
 ROW = {"user": "ada", "fleet": None, "run": "ab", "run_name": "tiny", "hours": 0.001, "cost": 0.004}
 
@@ -87,3 +87,20 @@ def test_what_makes_no_sense_is_refused_before_it_is_asked(
 )
 def test_an_amount_has_the_digits_that_it_needs(amount: float, shown: str) -> None:
     assert money(amount) == shown
+
+
+@pytest.mark.parametrize(
+    ("price", "shown"),
+    [
+        (0.0, "0.00"),
+        (98.32, "98.32"),
+        (98.324, "98.324"),
+        (0.5, "0.50"),
+        (1 / 24, "0.041667"),
+        (0.1 + 0.2, "0.30"),
+        (0.1 * 1.1, "0.11"),
+        (1e9, "1000000000.00"),
+    ],
+)
+def test_a_price_is_shown_so_that_it_can_be_a_limit(price: float, shown: str) -> None:
+    assert price_words(price) == shown

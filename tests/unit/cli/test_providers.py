@@ -122,11 +122,11 @@ def test_offers_are_listed_with_the_age_of_their_prices(
     *table, source, note = capfd.readouterr().out.splitlines()
     assert [one.split() for one in table] == [
         ["TYPE", "WHERE", "KIND", "PRICE/H", "CPU", "MEMORY", "GPU"],
-        ["g2-standard-4", "us-central1-a", "-", "0.7068", "4", "16.0GB", "NVIDIA", "L4:1"],
+        ["g2-standard-4", "us-central1-a", "-", "0.70683", "4", "16.0GB", "NVIDIA", "L4:1"],
         ["g2-standard-4", "us-central1-a", "spot", "0.28", "4", "16.0GB", "NVIDIA", "L4:1"],
         [
             *["g2-standard-4", "us-central1-a", "reserved", "as", "res-1"],
-            *["0.000012", "4", "16.0GB", "NVIDIA", "L4:1"],
+            *["0.000013", "4", "16.0GB", "NVIDIA", "L4:1"],
         ],
     ]
     assert (source, note) == ("prices: read from the API 3d ago", "note  odd")

@@ -6,6 +6,7 @@ import pytest
 
 from controller.lifecycle.inventory import Budget, Spending
 from controller.lifecycle.machines.model import MachineStatus
+from controller.lifecycle.model import Group
 from tests.unit.machines.looking import look, sentences, types, waiting
 from tests.unit.machines.parts import NOW, fleet, machine, offer, shop
 from tests.unit.scheduling.cluster import Cluster
@@ -15,6 +16,18 @@ def test_a_fleet_has_at_most_its_maximum() -> None:
     found = look(waiting(12, fleet(max=2), cpu=4.0), shop(offer()))
     assert len(found.orders) == 2
     assert "fleet burst has its most machines (2)" in sentences(found)
+
+
+def test_a_gang_beyond_the_maximum_is_told_how_many_there_may_be() -> None:
+    cluster = Cluster(fleets=(fleet(max=2),))
+    cluster.submit("gang", Group(name="main", nodes=2, gang_size=2), cpu=4.0)
+    there = machine(status=MachineStatus.TERMINATING)
+    said = "fleet burst may have 2 machines (`machines.nodes.max`); it has {}, and what is needed"
+    assert said.format(1) + " would add 2" in sentences(look(cluster, shop(offer()), there))
+    cluster = Cluster(fleets=(fleet(max=1),))
+    cluster.submit("gang", Group(name="main", nodes=2, gang_size=2), cpu=4.0)
+    alone = said.replace("2 machines", "1 machine").format(0)
+    assert alone + " would add 2" in sentences(look(cluster, shop(offer())))
 
 
 def test_the_budget_of_an_hour_holds_for_what_is_live_and_ordered() -> None:

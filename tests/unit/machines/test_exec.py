@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.clouds import exec as exec_cloud
 from controller.clouds.base import (
     Abilities,
     CloudAway,
@@ -202,7 +203,8 @@ async def test_a_refusal_holds_for_what_the_program_says(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("print('no json')", "gave a wrong answer"),
+        ("print('no json')", r"the program of `providers\.lab` \(create\) gave a wrong answer"),
+        (r"""print('{"id": "i\\n1"}')""", r"of one line without control characters - at `\$\.id`"),
         ("print('{}')", "missing required field `id`"),
         ("sys.exit('the account is closed')", "ended with status 1: the account is closed"),
         ('print(\'{"id": "i-1"}\'); sys.exit(3)', "ended with status 3"),
@@ -268,6 +270,22 @@ async def test_a_program_that_never_ceases_to_write_is_ended(tmp_path: Path) -> 
         await cloud(tmp_path, body).offers()
 
 
+async def test_a_program_that_writes_faster_than_is_read_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def too_long(stream: asyncio.StreamReader) -> bytes:
+        # asyncio reads no more then, and without the end of the output tells no end of the process.
+        while not vars(stream)["_paused"]:  # noqa: ASYNC110 (the transport tells nobody)
+            await asyncio.sleep(0.001)
+        raise exec_cloud._TooLong
+
+    monkeypatch.setattr(exec_cloud, "_whole", too_long)
+    body = "while True: sys.stdout.write('x' * 65536)"
+    with pytest.raises(CloudAway, match="answers more than"):
+        async with asyncio.timeout(LONG):
+            await cloud(tmp_path, body).offers()
+
+
 async def test_of_a_long_complaint_the_end_is_shown(tmp_path: Path) -> None:
     body = "sys.stderr.write('x' * 2**20 + chr(10) + 'no money'); sys.exit(1)"
     with pytest.raises(CloudAway, match="ended with status 1: no money"):
@@ -299,7 +317,9 @@ async def test_no_message_shows_a_key_that_the_program_was_given(tmp_path: Path,
 
 async def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
     lab = ExecCloud("lab", [str(tmp_path / "none")], abilities=Abilities())
-    with pytest.raises(CloudAway, match="no program that can be run"):
+    with pytest.raises(
+        CloudAway, match=r"the program of `providers\.lab` \(offers\), .* cannot be run"
+    ):
         await lab.offers()
 
 

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Attributes, Flag, Json, attributes_of
+from fairlead.cli.commands.pages import whole_list
 from fairlead.cli.durations import seconds_of
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.documents.nodes import NodeAllowsView, NodeView, QuarantinedTaskView
@@ -108,7 +109,7 @@ def _require_one_address(local: str | None, host: str | None) -> None:
 
 def list_(*, json: Json = False) -> int:
     """List nodes."""
-    data = settings.client().get("/v1/nodes")
+    data = whole_list(settings.client(), "/v1/nodes", "nodes")
     if json:
         output.emit_json(data)
         return 0

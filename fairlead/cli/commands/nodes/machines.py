@@ -12,10 +12,11 @@ import msgspec
 from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
+from fairlead.cli.commands.pages import whole_list
 from fairlead.cli.durations import seconds_of
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.documents.machines import CostsView, MachineView, OrphanView
-from fairlead.model.costs import CostPeriod, CostRow, money
+from fairlead.model.costs import CostPeriod, CostRow, money, price_words
 from fairlead.queries import CostsQuery
 from fairlead.rest import decode
 
@@ -36,7 +37,7 @@ def list_(*, all: bool = False, json: Json = False) -> int:
     all
         List machines that have ended, too.
     """
-    data = settings.client().get("/v1/machines", limit=1000, all=str(all).lower())
+    data = whole_list(settings.client(), "/v1/machines", "machines", all=str(all).lower())
     if json:
         output.emit_json(data)
         return 0
@@ -55,7 +56,7 @@ def _row(one: MachineView) -> tuple[str, ...]:
         one.status,
         one.instance_type + spot,
         one.zone or one.region,
-        money(one.price),
+        price_words(one.price),
         money(one.cost),
         one.trouble or one.message or "",
     )

@@ -20,7 +20,7 @@ from fairlead.documents.providers import (
     ProviderOfferView,
     ProviderTrialView,
 )
-from fairlead.model.costs import money
+from fairlead.model.costs import price_words
 from fairlead.rest import ControllerClient, decode
 
 _LOOK_EVERY = 1.0
@@ -118,7 +118,7 @@ def _show_offers(data: bytes, *, json: bool) -> int:
                 one.instance_type,
                 one.zone or one.region,
                 _kind(one),
-                money(one.price),
+                price_words(one.price),
                 f"{one.cpu:g}",
                 f"{one.memory / 1e9:.1f}GB",
                 one.gpu or "-",

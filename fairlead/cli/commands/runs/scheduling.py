@@ -13,13 +13,14 @@ from cyclopts import Parameter
 from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import ConfigurationFile, Json
+from fairlead.cli.commands.pages import whole_list
 from fairlead.cli.commands.runs.applying import read_configuration, tell_translation
 from fairlead.cli.errors import EXIT_FAILED
 from fairlead.documents.nodes import NodeView
 from fairlead.documents.plans import ExplainView, GroupPlanView, OffersView, PlanView, UnderWayView
 from fairlead.documents.sweeps import SweepPlanView
 from fairlead.model.answers import NodeAnswer, OfferedPlace, Waiting
-from fairlead.model.costs import money
+from fairlead.model.costs import price_words
 from fairlead.rest import decode, run_path
 from fairlead.submission import with_code_unsent
 from fairlead.summaries.offers import Offer, offers
@@ -141,7 +142,7 @@ def _show_plan(found: PlanView) -> None:
         output.emit(_sweep(found.sweep))
     if found.rent is not None and found.rent.machines:
         machines = ", ".join(found.rent.machines)
-        output.emit(f"it rents {machines}: {money(found.rent.per_hour)} an hour")
+        output.emit(f"it rents {machines}: {price_words(found.rent.per_hour)} an hour")
     for sentence in () if found.rent is None else found.rent.why:
         output.emit(sentence)
 
@@ -202,7 +203,7 @@ def offer(
     """
     if file is not None:
         return _offers_for(file, json=json)
-    nodes = decode(settings.client().get("/v1/nodes"), _Nodes).nodes
+    nodes = decode(whole_list(settings.client(), "/v1/nodes", "nodes"), _Nodes).nodes
     found = [one for one in offers(nodes) if gpu is None or gpu.lower() in (one.gpu or "").lower()]
     if json:
         output.emit_json(msgspec.json.encode(_Offers(found)))
@@ -256,6 +257,6 @@ def _offer_cells(one: OfferedPlace) -> tuple[str, ...]:
         one.fleet,
         f"{one.instance_type}{spot}" if one.instance_type else "-",
         one.zone or one.region or "-",
-        "-" if one.price is None else money(one.price),
+        "-" if one.price is None else price_words(one.price),
         one.why or "",
     )

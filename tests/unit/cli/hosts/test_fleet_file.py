@@ -176,6 +176,32 @@ def test_a_fleet_that_could_rent_nothing_is_refused(tmp_path: Path, text: str, f
     assert refused.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("nodes", "problem"),
+    [
+        ("{min: 1}", "its max is missing"),
+        ("{min: 0, target: 1, max: 2}", "'target' is not a field of it"),
+        ("{max: 2.5}", "its max, '2.5', is not a number of machines"),
+        ("²..³", "'²..³' is no range of machines"),
+        (f"0..{'9' * 5000}", "…' is no range of machines"),
+    ],
+)
+def test_what_is_wrong_with_a_number_of_machines_is_said(
+    tmp_path: Path, nodes: str, problem: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        read(tmp_path, RENTING.replace("0..2", nodes))
+    assert refused.value.field == "machines.nodes"
+    assert f"{problem} (allowed: a mapping of min and max" in str(refused.value)
+
+
+@pytest.mark.parametrize("field", ["idle_duration", "max_price", "regions", "resources"])
+def test_a_field_of_dstack_is_sent_to_its_section(tmp_path: Path, field: str) -> None:
+    with pytest.raises(ConfigurationError, match="write it within `machines`") as refused:
+        read(tmp_path, f"{RENTING}{field}: 1\n")
+    assert refused.value.field == field
+
+
 PULLING = "type: fleet\nname: f\nimages: ['python:3.12']\n"
 
 
