@@ -110,7 +110,7 @@ SLOW = {"cyclopts", "rich", "asyncio", "importlib.metadata", "inspect", "typing_
 OWN_CHECK = {"fairlead.configuration.parse", "fairlead.configuration.runs.task"}
 RARE = {"websockets", "tarfile", "difflib", "json"}
 READ_HERE = "runs.applying:apply"
-LOGS_READ, TOLD = "jobs.log_reading:logs", "runs.telling:tell"
+LOGS_READ, TOLD = "jobs.log_reading:logs", "runs.attaching:tell"
 """Loaded while the controller works."""
 BUDGET = {
     "runs.as_written:apply": SLOW | OWN_CHECK | RARE | {"yaml", "msgspec", "typing"},

@@ -7,8 +7,8 @@ from typing import Annotated
 from fairlead import settings
 from fairlead.cli.commands.options import Flag, Json
 from fairlead.cli.commands.runs import stopping
+from fairlead.cli.commands.runs.attaching import tell
 from fairlead.cli.commands.runs.sweeps import resize
-from fairlead.cli.commands.runs.telling import tell
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.rest import job_path, run_path
 

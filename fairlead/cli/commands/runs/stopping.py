@@ -14,7 +14,7 @@ from fairlead.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from fairlead.errors import ApiError
 from fairlead.rest import run_path
 
-_TELLING = "fairlead.cli.commands.runs.telling"
+_TELLING = "fairlead.cli.commands.runs.attaching"
 
 
 def stop(
@@ -51,6 +51,6 @@ def _stop(run: str, abort: bool, json: bool) -> int:
     client.meanwhile(partial(quick.load, _TELLING))
     # As it is sent: to load what writes JSON would take longer than all else before the request.
     data = client.post(run_path(run, "stop"), b'{"abort":true}' if abort else b'{"abort":false}')
-    from fairlead.cli.commands.runs.telling import tell
+    from fairlead.cli.commands.runs.attaching import tell
 
     return tell(data, json)
