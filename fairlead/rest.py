@@ -8,7 +8,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from itertools import chain
 
 from fairlead.connections import READ_BYTES
-from fairlead.connections.order_keys import ORDER_KEY, SETTING_PATH, new_order_key
+from fairlead.connections.http1 import quoted
+from fairlead.connections.order_keys import ORDER_KEY, is_setting, new_order_key
 from fairlead.connections.requests import UPLOAD_SECONDS, Requests
 from fairlead.errors import ApiError, ConnectionLost, UnexpectedAnswer, UsageError
 
@@ -46,9 +47,7 @@ class ControllerClient(Requests):
     def post(self, path: str, body: object, *, repeatable: bool = False) -> bytes:
         """`repeatable`: the controller does the same request once, because the body has a key, or
         changes nothing. One that sets how a run goes on, named by its id, always is."""
-        import re
-
-        if re.fullmatch(SETTING_PATH, path) is None:
+        if not is_setting(path):
             return self._request("POST", path, body=body, repeatable=repeatable)
         headers = {ORDER_KEY: new_order_key()}
         return self._request("POST", path, body=body, headers=headers, repeatable=True)
@@ -257,14 +256,8 @@ def run_path(key: str, part: str = "") -> str:
     """
     if not key:
         raise UsageError("RUN is empty: give the id or name of a run")
-    path = f"/v1/runs/{_quoted(key)}"
+    path = f"/v1/runs/{quoted(key)}"
     return f"{path}/{part}" if part else path
-
-
-def _quoted(text: str) -> str:
-    from urllib.parse import quote
-
-    return quote(text, safe="")
 
 
 def service_path(key: str, part: str = "") -> str:
@@ -273,19 +266,19 @@ def service_path(key: str, part: str = "") -> str:
 
 
 def secret_path(name: str) -> str:
-    return f"/v1/secrets/{_quoted(name)}"
+    return f"/v1/secrets/{quoted(name)}"
 
 
 def service_key_path(id: str) -> str:
-    return f"/v1/service-keys/{_quoted(id)}"
+    return f"/v1/service-keys/{quoted(id)}"
 
 
 def job_path(run: str, job: str, part: str) -> str:
-    return run_path(run, f"jobs/{_quoted(job)}/{part}")
+    return run_path(run, f"jobs/{quoted(job)}/{part}")
 
 
 def node_path(key: str, part: str = "") -> str:
-    path = f"/v1/nodes/{_quoted(key)}"
+    path = f"/v1/nodes/{quoted(key)}"
     return f"{path}/{part}" if part else path
 
 

@@ -35,7 +35,8 @@ from fairlead.rest import (
     service_path,
 )
 from fairlead.summaries import notebook
-from fairlead.summaries.progress import exit_status, find_job, job_name, never_ran, step_of, why
+from fairlead.summaries.job_names import job_name
+from fairlead.summaries.progress import exit_status, find_job, never_ran, step_of, why
 from fairlead.sweeps import all_sets
 from fairlead.wire.frames import Frame, Stream
 

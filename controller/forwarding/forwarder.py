@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 
 import msgspec
 from aiohttp import web
@@ -29,7 +28,7 @@ from controller.forwarding.leader_links import (
     NoLink,
     as_its_client_sent_it,
 )
-from fairlead.connections.order_keys import ORDER_KEY, SETTING_PATH, new_order_key
+from fairlead.connections.order_keys import ORDER_KEY, is_setting, new_order_key
 
 _MAX_BODY = 1 << 62
 """The leader knows what is too large."""
@@ -44,7 +43,6 @@ _AGAIN_SECONDS = 2.0
 """Beyond the time for which a request is held, it has so long to reach the next leader, after a
 leader held it to the end of that time. That leader is known by then."""
 _OF_LINKS = frozenset((NOT_DONE.lower(), HELD.lower(), PERHAPS_DONE.lower()))
-_SETTING = re.compile(SETTING_PATH)
 _OF_ONE = frozenset(("/v1/runs", "/v1/runs:yaml"))
 _OF_SEVERAL = frozenset(("/v1/runs:batch", "/v1/runs/together"))
 
@@ -283,7 +281,7 @@ def _headers(exchange: _Exchange) -> list[tuple[str, str]]:
 def _order_key(request: web.Request) -> str | None:
     """Return a new key if the request is an order without one."""
     has_key = request.method != "POST" or ORDER_KEY in request.headers
-    return None if has_key or not _SETTING.fullmatch(request.raw_path) else new_order_key()
+    return None if has_key or not is_setting(request.raw_path) else new_order_key()
 
 
 def _for_client(head: ResponseHead) -> ResponseHead:
@@ -309,7 +307,7 @@ def _may_be_sent_again(exchange: _Exchange) -> bool:
         return True
     if request.method != "POST" or data is None:
         return False
-    if _SETTING.fullmatch(request.raw_path):
+    if is_setting(request.raw_path):
         return True
     # A body that is not understood is not sent again: it may change something.
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

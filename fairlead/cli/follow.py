@@ -8,56 +8,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from enum import StrEnum
 from functools import partial
-from http import HTTPStatus
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from fairlead.cli import output
 from fairlead.cli.display import Display, display
 from fairlead.cli.log_start import Start
+from fairlead.cli.several_logs import next_of, of_what_is_kept
 from fairlead.configuration.text.dstack import ports_of
 from fairlead.documents.jobs import JobView
 from fairlead.documents.runs import RunView, WatchLine
-from fairlead.errors import ApiError
 from fairlead.follow import follow_log, follow_run, until_log_answered
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AttemptStatus
 from fairlead.patience import Outages
 from fairlead.rest import ControllerClient
 from fairlead.summaries.dev_environments import how_to_open, opens
-from fairlead.summaries.progress import comebacks, find_job, grants, job_name, never_ran, step_of
+from fairlead.summaries.job_names import job_name
+from fairlead.summaries.progress import comebacks, find_job, grants, never_ran, step_of
 
 if TYPE_CHECKING:
     from fairlead.forward import Forwarding
     from fairlead.wire.frames import Frame
-MAX_DEAFNESS_SECONDS = 0.5
-T = TypeVar("T")
-
-
-def next_of(queue: SimpleQueue[T]) -> T:
-    """Return the next item of other threads, for the main thread.
-
-    A Ctrl-C at the moment when a wait begins is seen only when that wait ends, so each wait is
-    short.
-    """
-    while True:
-        with suppress(Empty):
-            return queue.get(timeout=MAX_DEAFNESS_SECONDS)
-
-
-def of_what_is_kept(frames: Iterator[Frame], tell: Callable[[str], None]) -> Iterator[Frame]:
-    """Yield the frames of one of several logs. If it was removed, report that and let the other
-    logs go on."""
-    try:
-        yield from frames
-    except ApiError as error:
-        if error.status != HTTPStatus.GONE:
-            raise
-        tell(str(error))
-
-
 FROM_FIRST = Start()
 MAX_JOBS = 256
 """The output of so many jobs is shown, with one connection each; `fairlead logs` shows that of

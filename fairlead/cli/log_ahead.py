@@ -13,8 +13,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from fairlead.cli.follow import next_of
 from fairlead.cli.log_start import Start
+from fairlead.cli.several_logs import next_of
 from fairlead.follow import unread
 from fairlead.rest import ControllerClient
 

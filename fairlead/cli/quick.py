@@ -25,7 +25,8 @@ class Takes(Enum):
 
 # Not NamedTuples: `typing` takes 3 ms to load.
 class Option:
-    """`name`: the function's parameter. `repeated`: it may be given again."""
+    """`name`: the function's parameter. `repeated`: it may be given again; by position, any number
+    of times."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ COMMANDS: dict[str, Quick] = {
         },
     ),
     "logs": Quick(
-        "jobs.log_reading:logs",
+        "jobs.log_asking:logs",
         (Option("run"), Option("job_")),
         1,
         {
@@ -114,6 +115,12 @@ COMMANDS: dict[str, Quick] = {
             **{name: Option(of, Takes.NUMBER) for name, of in _NUMBER_OF.items()},
             "--all-jobs": Option("all_jobs", Takes.NOTHING),
         },
+    ),
+    "stop": Quick(
+        "runs.stopping:stop",
+        (Option("run"), Option("more", repeated=True)),
+        1,
+        {"--abort": Option("abort", Takes.NOTHING), "--jobs": Option("jobs"), **_JSON},
     ),
 }
 
@@ -130,7 +137,9 @@ def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, object]] | None:
         if word.startswith("-"):
             option = command.options.get(word)
         else:
-            option = by_position.pop(0) if by_position else None
+            option = by_position[0] if by_position else None
+            if option is not None and not option.repeated:
+                del by_position[0]
             words.insert(0, word)
         if option is None or not _take(option, words, given):
             return None

@@ -17,7 +17,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 
 from fairlead.connections.addresses import Address, Addresses, Tell, Tries
 from fairlead.connections.dialling import dial, host_of
-from fairlead.connections.http1 import Answer, BadAnswer, BadRequest, Connection
+from fairlead.connections.http1 import Answer, BadAnswer, BadRequest, Connection, quoted
 from fairlead.connections.keepalives import GONE_SECONDS, notice_the_gone
 from fairlead.errors import ClientClosed, ConnectionLost, FairleadError, api_error
 
@@ -466,9 +466,8 @@ def _target(address: Address, path: str, query: Mapping[str, object] | None) -> 
     given = {name: _text(value) for name, value in (query or {}).items() if value is not None}
     if not given:
         return f"{address.base}{path}"
-    from urllib.parse import urlencode  # with regular expressions, 4 ms
-
-    return f"{address.base}{path}?{urlencode(given)}"
+    pairs = "&".join(f"{quoted(name)}={quoted(text)}" for name, text in given.items())
+    return f"{address.base}{path}?{pairs}"
 
 
 def _ws_url(address: Address, path: str, query: Mapping[str, object]) -> str:

@@ -26,6 +26,7 @@ from fairlead.model.statuses import (
     IrisState,
     RunStatus,
 )
+from fairlead.summaries.job_names import job_name
 from fairlead.sweeps import progress_of
 from fairlead.wire.shim import PullProgress
 from fairlead.wire.sizes import human_size
@@ -190,10 +191,6 @@ def find_job(run: RunView, key: str | int | None) -> JobView:
 def never_ran(attempt: AttemptView) -> bool:
     """Return whether the attempt has ended without a start of its commands."""
     return attempt.status in FINAL_ATTEMPT_STATUSES and attempt.running_at is None
-
-
-def job_name(job: JobView) -> str:
-    return f"{job.group}/{job.cookie}"
 
 
 def comebacks(run: RunView) -> Iterator[tuple[JobView, AttemptView, str]]:

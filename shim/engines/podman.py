@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import docker
 import docker.errors
 import requests.exceptions
 
@@ -76,7 +75,7 @@ def find_install(data: Path) -> str | None:
 def examine(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     failures = (docker.errors.DockerException, requests.exceptions.RequestException)
     try:
-        client = docker.APIClient(base_url=PODMAN.url, version="auto", timeout=60)
+        client = api.Client(base_url=PODMAN.url, version="auto", timeout=60)
     except failures as error:
         fix = "systemctl enable --now podman.socket"
         yield bad(f"Podman's service does not answer: {error}", fix)

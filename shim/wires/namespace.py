@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from ipaddress import IPv4Network
@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from shim.errors import EngineError
 from shim.wires import netlink
+from shim.wires.rtnetlink import Request
 
 ROUTES = "/proc/net/route"
 _OWN = "/proc/self/ns/net"
@@ -31,6 +32,10 @@ class WireError(EngineError):
 
 class AddressTaken(WireError):
     """There is a route to the wire's address already."""
+
+
+class AlreadyThere(WireError):
+    """The kernel has something of this name, or to this address, already."""
 
 
 class Route(NamedTuple):
@@ -77,7 +82,7 @@ class Namespace:
             os.close(held)
         self._fds = ()
 
-    def run(self, *argv: str, given: str = "", fds: Sequence[int] = ()) -> str:
+    def run(self, *argv: str, given: str = "") -> str:
         """Run a command to its end and return its output. Raises WireError with what it said."""
         whole = [*self._command, *argv]
         try:
@@ -87,7 +92,7 @@ class Namespace:
                 capture_output=True,
                 text=True,
                 timeout=_SECONDS,
-                pass_fds=(*self._fds, *fds),
+                pass_fds=self._fds,
                 check=False,
             )
         except FileNotFoundError as error:
@@ -130,6 +135,16 @@ class Namespace:
         except OSError as error:
             raise WireError(f"{device} cannot be looked at: {error.strerror}") from None
         return state == netlink.UP
+
+    def change(self, requests: Iterable[Request]) -> None:
+        """Have the kernel make these changes here, one after the other. Raises WireError with the
+        one that it refused."""
+        try:
+            _in_namespace(self._path(), lambda: netlink.change(requests))
+        except FileExistsError as error:
+            raise AlreadyThere(f"{error.filename}: {error.strerror}") from None
+        except OSError as error:
+            raise WireError(f"{error.filename or 'netlink'}: {error.strerror}") from None
 
     def routes(self, path: str = ROUTES, devices: str = "") -> list[Route]:
         """Return the IPv4 routes over devices whose names begin with `devices`. Raises

@@ -1,23 +1,26 @@
-"""What the kernel tells by netlink, without a program: of a device, and of changes of nftables.
+"""What the kernel is told and tells by netlink, without a program: of wires, and of changes of
+nftables.
 
 The sockets are of the network namespace of the thread that makes them.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
+from collections.abc import Iterable
+
+from shim.wires.rtnetlink import ATTRIBUTE, LINK, Request, aligned, attribute
 
 _ROUTE, _NETFILTER = 0, 12
 _GROUP_OF_NFTABLES = 1 << (7 - 1)
 """linux/netlink.h; NFNLGRP_NFTABLES of linux/netfilter/nfnetlink.h, as a bit."""
 _HEADER = struct.Struct("=IHHII")
-_LINK = struct.Struct("=BxHiII")
-_ATTRIBUTE = struct.Struct("=HH")
 _ERROR = struct.Struct("=i")
-"""nlmsghdr and nlmsgerr of netlink(7), ifinfomsg and rtattr of rtnetlink(7)."""
-_REQUEST = 1
+"""nlmsghdr and nlmsgerr of netlink(7)."""
+_REQUEST, _ACKNOWLEDGED = 1, 4
 _IS_ERROR, _NEW_LINK, _GET_LINK = 2, 16, 18
 _NAME, _STATE = 3, 16
 """IFLA_IFNAME and IFLA_OPERSTATE of linux/if_link.h."""
@@ -41,31 +44,54 @@ def changes_of_nftables() -> socket.socket:
 def state_of(device: str) -> int | None:
     """Return the operational state of a device; None: the kernel does not say. Raises OSError,
     also when there is no such device."""
-    name = device.encode() + b"\0"
-    named = _ATTRIBUTE.pack(_ATTRIBUTE.size + len(name), _NAME) + name
-    body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + named.ljust(_aligned(len(named)), b"\0")
-    head = _HEADER.pack(_HEADER.size + len(body), _GET_LINK, _REQUEST, 0, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _ROUTE) as asked:
-        asked.settimeout(_SECONDS)
-        asked.send(head + body)
-        return state_in(asked.recv(_MAX_ANSWER))
+    named = attribute(_NAME, device.encode() + b"\0")
+    body = LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + named
+    with _asking() as asked:
+        return state_in(_answer(asked, _GET_LINK, _REQUEST, body))
+
+
+def change(requests: Iterable[Request]) -> None:
+    """Have the kernel make these changes one after the other, up to the first that it refuses.
+    Raises OSError, whose file name is the words of that one."""
+    with _asking() as asked:
+        for one in requests:
+            try:
+                index = socket.if_nametoindex(one.device) if one.device is not None else 0
+                flags = _REQUEST | _ACKNOWLEDGED | one.flags
+                _raise_error(_answer(asked, one.kind, flags, one.body(index)))
+            except OSError as error:
+                # Neither a name that no device has, nor a kernel that is silent, has a number.
+                number, why = error.errno or errno.ENODEV, error.strerror or str(error)
+                raise OSError(number, why, one.words) from None
+
+
+def _asking() -> socket.socket:
+    asked = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _ROUTE)
+    asked.settimeout(_SECONDS)
+    return asked
+
+
+def _answer(asked: socket.socket, kind: int, flags: int, body: bytes) -> bytes:
+    asked.send(_HEADER.pack(_HEADER.size + len(body), kind, flags, 0, 0) + body)
+    return asked.recv(_MAX_ANSWER)
 
 
 def state_in(answer: bytes) -> int | None:
     """Return the operational state that the kernel's answer names. Raises OSError for its error."""
+    _raise_error(answer)
     length, kind = _HEADER.unpack_from(answer)[:2]
-    if kind == _IS_ERROR:
-        number = -_ERROR.unpack_from(answer, _HEADER.size)[0]
-        raise OSError(number, os.strerror(number))
-    at, end = _HEADER.size + _LINK.size, min(length, len(answer))
-    while kind == _NEW_LINK and at + _ATTRIBUTE.size < end:
-        size, what = _ATTRIBUTE.unpack_from(answer, at)
+    at, end = _HEADER.size + LINK.size, min(length, len(answer))
+    while kind == _NEW_LINK and at + ATTRIBUTE.size < end:
+        size, what = ATTRIBUTE.unpack_from(answer, at)
         if what == _STATE:
-            return answer[at + _ATTRIBUTE.size]
-        at += max(_aligned(size), _ATTRIBUTE.size)
+            return answer[at + ATTRIBUTE.size]
+        at += max(aligned(size), ATTRIBUTE.size)
     return None
 
 
-def _aligned(length: int) -> int:
-    """Return the length with the padding up to the next attribute."""
-    return length + 3 & ~3
+def _raise_error(answer: bytes) -> None:
+    """Raise OSError for an error; an acknowledgement is one with the number 0 (netlink(7))."""
+    if _HEADER.unpack_from(answer)[1] == _IS_ERROR:
+        number = -_ERROR.unpack_from(answer, _HEADER.size)[0]
+        if number:
+            raise OSError(number, os.strerror(number))

@@ -18,7 +18,7 @@ from ipaddress import IPv4Address, IPv4Network
 import msgspec
 
 from shim.wires import rules, wiring
-from shim.wires.namespace import AddressTaken, Namespace, WireError
+from shim.wires.namespace import AddressTaken, AlreadyThere, Namespace, WireError
 from shim.wires.wiring import Wire
 
 log = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ class Wires:
                 raise WireError(f"container {one.container} has ended")
             if self._is_complete(one, name, inside):
                 return
-            # A crash may have left half of it, and `ip link add` refuses a name that exists.
+            # A crash may have left half of it, and the kernel refuses a name that exists.
             self._unlink(name)
             try:
                 self._make(one, name, inside, held)
@@ -237,20 +237,17 @@ class Wires:
     def _make(self, one: Attachment, name: str, inside: Namespace, held: int) -> None:
         address6 = self._names.address6(one.address) if self._has_ipv6 else None
         wire = Wire(name=name, address=one.address, address6=address6, mtu=self._mtu)
-        commands = wiring.on_node(wire, f"/proc/self/fd/{held}", one.container)
         try:
-            self._namespace.run("ip", "-batch", "-", given=commands, fds=(held,))
-        except WireError as error:
-            if "File exists" in str(error):
-                raise AddressTaken(f"address {one.address} is in use on this node") from None
-            raise
+            self._namespace.change(wiring.on_node(wire, held, one.container))
+        except AlreadyThere:
+            raise AddressTaken(f"address {one.address} is in use on this node") from None
         self._ignore_advertisements(name)
         with self._lock:
             self._attached[name] = one
             # Before the container's end has an address: no packet goes out past the rules.
             if self._expected.pop(name, None) is None:
                 self._add({name: one.run_id})
-        inside.run("ip", "-batch", "-", given=wiring.in_container(wire))
+        inside.change(wiring.in_container(wire))
         self._wait_until_it_sends(name)
 
     def _wait_until_it_sends(self, name: str) -> None:

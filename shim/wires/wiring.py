@@ -1,4 +1,4 @@
-"""The commands that make one wire. Pure: lines for `ip -batch -`.
+"""What makes one wire: requests to the kernel. Pure.
 
 Both ends know each other's hardware address for good, so nothing asks for it and no forged answer
 counts. The gateway is an address on the wire itself, so no pool is spent on subnets.
@@ -11,8 +11,11 @@ from ipaddress import IPv4Address, IPv6Address
 
 import msgspec
 
-GATEWAY = "169.254.1.1"
-GATEWAY6 = "fe80::1"
+from shim.wires import rtnetlink
+from shim.wires.rtnetlink import Address, End, Request
+
+GATEWAY = IPv4Address("169.254.1.1")
+GATEWAY6 = IPv6Address("fe80::1")
 INSIDE = "eth0"
 """The name of the end in the container."""
 _NODE_MAC = "0a:66:6c:00:00:01"
@@ -29,64 +32,59 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int
 
     @property
+    def addresses(self) -> tuple[Address, ...]:
+        return (self.address,) if self.address6 is None else (self.address, self.address6)
+
+    @property
     def mac(self) -> str:
         digest = hashlib.sha256(self.name.encode()).digest()[:4]
         return ":".join((_OURS, *(f"{byte:02x}" for byte in digest)))
 
 
-def on_node(wire: Wire, namespace: str, owner: str) -> str:
-    """Return the commands for the node's side; `namespace`: the path of the container's.
+def on_node(wire: Wire, namespace: int, owner: str) -> tuple[Request, ...]:
+    """Return the requests for the node's side; `namespace`: the descriptor of the container's.
 
-    The route is the claim to the address: `add` fails where anybody's route to it stands, so two
+    The route is the claim to the address: it is refused where anybody's route to it stands, so two
     shims never give one address twice.
     """
-    return "\n".join(
-        (
-            f"link add {wire.name} mtu {wire.mtu} address {_NODE_MAC} type veth "
-            f"peer name {INSIDE} mtu {wire.mtu} address {wire.mac} netns {namespace}",
-            f"link set {wire.name} alias {owner}",
-            # No link-local address: nobody on this wire asks for neighbours.
-            f"link set {wire.name} addrgenmode none up",
-            f"route add {wire.address}/32 dev {wire.name} scope link",
-            f"neigh replace {wire.address} lladdr {wire.mac} dev {wire.name} nud permanent",
-            *_on_node6(wire),
-            "",
-        )
-    )
-
-
-def _on_node6(wire: Wire) -> tuple[str, ...]:
-    if wire.address6 is None:
-        return ()
     return (
-        f"route add {wire.address6}/128 dev {wire.name}",
-        f"neigh replace {wire.address6} lladdr {wire.mac} dev {wire.name} nud permanent",
+        rtnetlink.add_pair(
+            End(name=wire.name, mac=_NODE_MAC, mtu=wire.mtu),
+            End(name=INSIDE, mac=wire.mac, mtu=wire.mtu, namespace=namespace),
+        ),
+        rtnetlink.set_alias(wire.name, owner),
+        # No link-local address: nobody on this wire asks for neighbours.
+        rtnetlink.generate_no_addresses(wire.name),
+        rtnetlink.set_up(wire.name),
+        *(
+            request
+            for address in wire.addresses
+            for request in (
+                rtnetlink.add_route(address, wire.name),
+                rtnetlink.replace_neighbour(address, wire.mac, wire.name),
+            )
+        ),
     )
 
 
-def in_container(wire: Wire) -> str:
-    """Return the commands for the container's side. The route comes last: a wire with a default
-    route is complete."""
-    return "\n".join(
-        (
-            "link set lo up",
-            f"link set {INSIDE} addrgenmode none up",
-            f"address replace {wire.address}/32 dev {INSIDE}",
-            *_in_container6(wire),
-            f"neigh replace {GATEWAY} lladdr {_NODE_MAC} dev {INSIDE} nud permanent",
-            # The kernel has no route to the gateway: `onlink` tells it not to look for one.
-            f"route replace default via {GATEWAY} dev {INSIDE} onlink",
-            "",
-        )
-    )
-
-
-def _in_container6(wire: Wire) -> tuple[str, ...]:
-    if wire.address6 is None:
-        return ()
+def in_container(wire: Wire) -> tuple[Request, ...]:
+    """Return the requests for the container's side. The IPv4 route comes last: a wire with a
+    default route is complete."""
     return (
-        # Nobody else is on this wire who could have the address.
-        f"address replace {wire.address6}/128 dev {INSIDE} nodad",
-        f"neigh replace {GATEWAY6} lladdr {_NODE_MAC} dev {INSIDE} nud permanent",
-        f"route replace default via {GATEWAY6} dev {INSIDE} onlink",
+        rtnetlink.set_up("lo"),
+        rtnetlink.generate_no_addresses(INSIDE),
+        rtnetlink.set_up(INSIDE),
+        *(
+            request
+            for address in reversed(wire.addresses)
+            for request in _way_out(address, GATEWAY if address.version == 4 else GATEWAY6)
+        ),
+    )
+
+
+def _way_out(address: Address, gateway: Address) -> tuple[Request, ...]:
+    return (
+        rtnetlink.replace_address(address, INSIDE),
+        rtnetlink.replace_neighbour(gateway, _NODE_MAC, INSIDE),
+        rtnetlink.replace_default(gateway, INSIDE),
     )

@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import docker
 import docker.errors
 import msgspec
 import requests.exceptions
@@ -39,7 +38,7 @@ from shim.engines.base import (
     Storage,
 )
 from shim.engines.docker import containers, events, faults, request
-from shim.engines.docker.api import Conflict, DockerRefused, NotFound, ensure_volume
+from shim.engines.docker.api import Client, Conflict, DockerRefused, NotFound, ensure_volume
 from shim.engines.docker.choice import ChosenNetworks, NetworkChooser
 from shim.engines.docker.dialect import DOCKER, Dialect
 from shim.engines.docker.events import EventFollower, Past
@@ -409,19 +408,15 @@ class DockerEngine:
         fails when a pool is full and closed at the same moment, and docker-py closes pools of paths
         that it has not used for long.
         """
-        api = docker.APIClient(
+        return Client(
             base_url=self._dialect.url,
             version="auto",
             timeout=_CALL_SECONDS,
             max_pool_size=_THREADS + 2,
         )
-        # No proxy and no ~/.netrc leads to the engine of this node. requests looks for both at each
-        # call, and reads the whole environment twice: a fifth of what a call costs here.
-        api.trust_env = False
-        return api
 
     def _connect_to_pull(self) -> Any:
-        return docker.APIClient(
+        return Client(
             # With "auto", docker-py would ask the engine for its version before each pull.
             base_url=self._dialect.url,
             version=self._api.api_version,

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import docker
 import docker.errors
 import msgspec
 import requests.exceptions
 
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.node import Finding, FindingLevel
+from shim.engines.docker.api import Client
 from shim.examination import INSTALL, Asked, NodeSetup, bad, ok, warn
 from shim.settings import NetworkKind
 
@@ -36,7 +36,7 @@ def examine(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     failures = (docker.errors.DockerException, requests.exceptions.RequestException)
     url = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     try:
-        api = docker.APIClient(base_url=url, version="auto", timeout=_CONTAINER_SECONDS)
+        api = Client(base_url=url, version="auto", timeout=_CONTAINER_SECONDS)
     except failures as error:
         yield bad(f"the Docker engine does not answer: {error}", "systemctl restart docker")
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -125,6 +125,10 @@ def task(tmp_path: Path) -> str:
     return str(tmp_path / "task.yml")
 
 
+def write(file: str, text: str) -> None:
+    Path(file).write_text(text)
+
+
 async def test_a_plain_task_is_one_request(
     start: Fairlead, requests: Requests, controller: Controller, task: str
 ) -> None:
@@ -156,6 +160,39 @@ async def test_a_controller_that_knows_no_text_gets_the_content(
     result = await of(start, "apply", task, "-d")
     assert (result.status, result.out, result.err) == (0, b"hello\n", "")
     assert requests.paths == ["/v1/runs:yaml", "/v1/runs"]
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments", "status", "said"),
+    [
+        ("no_such_field: 1", (), 2, "task.yml:4: no_such_field: "),
+        ("max_duration: 1x", (), 2, "task.yml:4: max_duration: "),
+        ("fleets: [none]", (), 1, "fleets: there is no fleet none"),
+        ("", ("--parent", "none"), 1, "parent: there is no run"),
+    ],
+)
+async def test_what_the_controller_refuses_is_one_request(
+    start: Fairlead,
+    requests: Requests,
+    task: str,
+    line: str,
+    arguments: Sequence[str],
+    status: int,
+    said: str,
+) -> None:
+    write(task, f"{TASK}{line}\n")
+    result = await of(start, "apply", task, "-d", *arguments)
+    assert (result.status, said in result.err, result.err.count("\n")) == (status, True, 1), result
+    assert requests.paths == ["/v1/runs:yaml"]
+
+
+async def test_a_name_that_is_taken_is_one_request(
+    start: Fairlead, requests: Requests, task: str
+) -> None:
+    await of(start, "apply", task, "-d")
+    result = await of(start, "apply", task, "-d")
+    assert (result.status, "hello" in result.err) == (1, True)
+    assert requests.paths == ["/v1/runs:yaml"] * 2
 
 
 async def test_a_variable_that_only_the_controller_finds_is_filled_in_here(

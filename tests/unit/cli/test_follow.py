@@ -12,8 +12,8 @@ import pytest
 
 from fairlead import follow
 from fairlead.cli.commands.jobs import log_reading
-from fairlead.cli.follow import MAX_DEAFNESS_SECONDS, next_of
 from fairlead.cli.log_start import Start
+from fairlead.cli.several_logs import MAX_DEAFNESS_SECONDS, next_of
 from fairlead.errors import ApiError, ConnectionLost, FairleadError
 from fairlead.follow import LOGS_UNREACHABLE, follow_log, unread, until_answered
 from fairlead.model.statuses import RunStatus

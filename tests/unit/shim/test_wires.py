@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from pathlib import Path
@@ -15,8 +15,9 @@ import pytest
 
 from shim.engines.base import NodeFault
 from shim.engines.docker import wired
-from shim.wires import netlink, rules, wiring
+from shim.wires import netlink, rtnetlink, rules, wiring
 from shim.wires.namespace import AddressTaken, Namespace, WireError
+from shim.wires.rtnetlink import Request
 from shim.wires.wires import Attachment, Wires
 from shim.wires.wiring import Wire
 from tests.support.waiting import LONG, wait_until
@@ -67,10 +68,14 @@ def test_a_subnets_first_and_last_address_are_nobodys() -> None:
     assert found == ["10.0.0.1", "10.0.0.2"]
 
 
+def _words(requests: Iterable[Request]) -> list[str]:
+    return [one.words for one in requests]
+
+
 def test_a_wire_claims_its_address_before_its_container_has_it() -> None:
     wire = Wire(name=NAMES.wire("t1"), address=IPv4Address("10.0.0.1"), mtu=1400)
-    assert f"route add 10.0.0.1/32 dev {wire.name}" in wiring.on_node(wire, "/ns", "c1")
-    assert wiring.in_container(wire).splitlines()[-1].startswith("route replace default")
+    assert f"route add 10.0.0.1/32 dev {wire.name}" in _words(wiring.on_node(wire, 7, "c1"))
+    assert _words(wiring.in_container(wire))[-1].startswith("route replace default")
 
 
 def test_an_ipv6_address_follows_from_the_ipv4_address_and_the_shim() -> None:
@@ -82,12 +87,32 @@ def test_an_ipv6_address_follows_from_the_ipv4_address_and_the_shim() -> None:
     assert ours.prefix.subnet_of(IPv6Network("fd00::/8"))
 
 
-def test_a_wire_without_ipv6_has_no_command_for_it() -> None:
+def test_a_wire_without_ipv6_has_no_request_for_it() -> None:
     wire = Wire(name=NAMES.wire("t1"), address=IPv4Address("10.0.0.1"), mtu=1400)
-    assert ":1" not in wiring.in_container(wire).replace(wiring._NODE_MAC, "")
+    assert not any("::" in words for words in _words(wiring.in_container(wire)))
     both = msgspec.structs.replace(wire, address6=NAMES.address6(wire.address))
-    assert f"{both.address6}/128" in wiring.on_node(both, "/ns", "c1")
-    assert wiring.in_container(both).splitlines()[-1].startswith("route replace default via 169.")
+    on_node = _words(wiring.on_node(both, 7, "c1"))
+    assert f"route add {both.address6}/128 dev {wire.name}" in on_node
+    assert _words(wiring.in_container(both))[-1].startswith("route replace default via 169.")
+
+
+def test_a_device_is_up_once_it_makes_no_addresses_of_its_own() -> None:
+    wire = Wire(name=NAMES.wire("t1"), address=IPv4Address("10.0.0.1"), mtu=1400)
+    for words, device in (
+        (_words(wiring.on_node(wire, 7, "c1")), wire.name),
+        (_words(wiring.in_container(wire)), wiring.INSIDE),
+    ):
+        first = words.index(f"link set {device} addrgenmode none")
+        assert words[first + 1] == f"link set {device} up"
+
+
+def test_a_change_that_the_kernel_refuses_is_named() -> None:
+    # Of a device that is not there: the kernel changes nothing.
+    with pytest.raises(WireError, match=r"^link set fl-w-none up: No such device$"):
+        Namespace().change([rtnetlink.set_up("fl-w-none")])
+    route = rtnetlink.add_route(IPv4Address("10.80.0.2"), "fl-w-none")
+    with pytest.raises(WireError, match=r"^route add 10\.80\.0\.2/32 dev fl-w-none: "):
+        Namespace().change([route])
 
 
 def _message(kind: int, table: str) -> bytes:
@@ -141,6 +166,10 @@ def test_another_firewall_is_doubted(chain: dict[str, Any], doubted: bool) -> No
     assert (rules.firewall_conflict([chain]) is not None) is doubted
 
 
+ONE_SIDE = ("netlink",)
+"""Makes the node's side of a wire, and then the container's."""
+
+
 class QuietNamespace(Namespace):
     """A node that forwards, has an engine's chain, and nothing else. Its devices send after they
     were asked `idle` times whether they do."""
@@ -151,16 +180,19 @@ class QuietNamespace(Namespace):
         self.idle -= 1
         return self.idle < 0
 
-    def run(self, *argv: str, given: str = "", fds: Sequence[int] = ()) -> str:
+    def run(self, *argv: str, given: str = "") -> str:
         return {"cat": "1\n", "ip": "[]"}.get(argv[0], "")
+
+    def change(self, requests: Iterable[Request]) -> None:
+        """Take them as made."""
 
     def read(self, path: str) -> str:
         return ""
 
 
 class ToldNamespace(QuietNamespace):
-    """Has the files of /proc/net that it is given, and notes the programs that it starts. Those
-    with the argument `refuses` fail."""
+    """Has the files of /proc/net that it is given, and notes the programs that it starts, and that
+    the kernel was asked for something. Those with the argument `refuses` fail."""
 
     refuses = ""
 
@@ -169,11 +201,14 @@ class ToldNamespace(QuietNamespace):
         self.files = files
         self.started: list[tuple[str, ...]] = []
 
-    def run(self, *argv: str, given: str = "", fds: Sequence[int] = ()) -> str:
+    def run(self, *argv: str, given: str = "") -> str:
         self.started.append(argv)
         if self.refuses in argv:
             raise WireError(f"{argv[0]}: refused")
-        return super().run(*argv, given=given, fds=fds)
+        return super().run(*argv, given=given)
+
+    def change(self, requests: Iterable[Request]) -> None:
+        self.started.append(ONE_SIDE)
 
     def read(self, path: str) -> str:
         return self.files.get(path.rpartition("/")[2], "")
@@ -260,9 +295,9 @@ class FlushedNamespace(QuietNamespace):
         self.has_table = False
         self.given: list[str] = []
 
-    def run(self, *argv: str, given: str = "", fds: Sequence[int] = ()) -> str:
+    def run(self, *argv: str, given: str = "") -> str:
         if argv[0] != "nft":
-            return super().run(*argv, given=given, fds=fds)
+            return super().run(*argv, given=given)
         if given:
             self.given.append(given)
             self.has_table |= given.startswith("table ")
@@ -307,7 +342,7 @@ class SlowNamespace(QuietNamespace):
         self.given: list[str] = []
         self._refuses = refuses
 
-    def run(self, *argv: str, given: str = "", fds: Sequence[int] = ()) -> str:
+    def run(self, *argv: str, given: str = "") -> str:
         if not given:
             return "jump from_wire" if argv[0] == "nft" else super().run(*argv)
         self.given.append(given)
@@ -521,8 +556,6 @@ class EnteredNamespace(ToldNamespace):
 
 
 RULES = ("nft", "-f", "-")
-ONE_SIDE = ("ip", "-batch", "-")
-"""Makes the node's side of a wire, and then the container's."""
 
 
 def _wired() -> tuple[EnteredNamespace, Wires, Attachment]:

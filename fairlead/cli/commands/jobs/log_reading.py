@@ -15,19 +15,17 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from fairlead import settings
-from fairlead.cli import follow, output
+from fairlead.cli import output
+from fairlead.cli.commands.jobs.logged_runs import LoggedJob, LoggedRun
 from fairlead.cli.durations import seconds_of
 from fairlead.cli.errors import EXIT_USAGE, CliError
-from fairlead.cli.follow import next_of, of_what_is_kept
 from fairlead.cli.log_ahead import stored_logs
 from fairlead.cli.log_start import Start, tail_of
-from fairlead.documents.jobs import JobView
-from fairlead.documents.runs import RunView
+from fairlead.cli.several_logs import next_of, of_what_is_kept
 from fairlead.follow import follow_log, unread, until_answered, until_log_answered
-from fairlead.model.statuses import FINAL_RUN_STATUSES
 from fairlead.patience import Outages
-from fairlead.rest import ControllerClient
-from fairlead.summaries.progress import job_name, why
+from fairlead.rest import ControllerClient, decode, run_path
+from fairlead.summaries.job_names import job_name
 
 if TYPE_CHECKING:
     from fairlead.wire.frames import Frame
@@ -47,8 +45,13 @@ def logs(
     all_jobs: bool = False,
     failed: bool = False,
     jobs: str | None = None,
+    client: ControllerClient | None = None,
+    found: bytes | None = None,
 ) -> int:
-    """Print the log of a run, or of one job. Return the exit status. Raises CliError."""
+    """Print the log of a run, or of one job. Return the exit status. Raises CliError.
+
+    `found`: the run's document, if `client` has asked for it already.
+    """
     of_sets = failed or jobs is not None
     if of_sets and (job_ or job or attempt or all_jobs or follow or offset):
         option = "--failed" if failed else "--jobs"
@@ -60,31 +63,31 @@ def logs(
         raise CliError("give either --offset, or --tail or --since", EXIT_USAGE)
     if offset < 0:
         raise CliError(f"--offset: {offset} is less than 0", exit_status=2)
-    client = settings.client()
+    client = client or settings.client()
     if of_sets:
         _of_sets(client, run, jobs, start, failed=failed, timestamps=timestamps)
         return 0
     key = job_ or job
+    of_all = key is None and attempt is None
     outages = Outages(output.note)
-    state: RunView | None = None
     if follow:
-        state = until_answered(outages, partial(client.run, run))
-    elif key is None and attempt is None:
-        state = client.run(run)
-    whole = state if key is None and attempt is None else None
-    if follow and whole is not None and whole.sweep is not None and not _is_over(whole):
-        return _of_sweep(client, whole, start, timestamps=timestamps)
-    if state is not None and key is None and attempt is None and len(state.jobs) > 1:
-        if offset:
-            raise CliError("--offset: which job's? Give JOB (`fairlead inspect` names them)", 2)
-        _of_all(client, state, outages if follow else None, start, timestamps=timestamps)
-        return 0
+        found = until_answered(outages, partial(client.get, run_path(run)))
+    elif found is None and of_all:
+        found = client.get(run_path(run))
+    state = None if found is None else decode(found, LoggedRun)
+    if found is not None and state is not None and of_all:
+        if follow and state.sweep is not None and not state.is_over:
+            return _of_sweep(client, found, start, timestamps=timestamps)
+        if len(state.jobs) > 1:
+            if offset:
+                raise CliError("--offset: which job's? Give JOB (`fairlead inspect` names them)", 2)
+            _of_all(client, state, outages if follow else None, start, timestamps=timestamps)
+            return 0
     if start.is_given:
         stored = partial(client.stored_frames, run, job=key, attempt=attempt)
         offset = _offset_of(client, run, start, stored, outages if follow else None)
-    if follow and state is not None and not _is_past(state, key, attempt):
-        attempt_id = chosen_attempt(state, key, attempt)
-        frames = follow_log(client, state.id, attempt_id, offset, outages)
+    if follow and state is not None and not state.is_past(key, attempt):
+        frames = follow_log(client, state.id, state.attempt(key, attempt), offset, outages)
     else:
         rest = client.stored_frames(run, job=key, attempt=attempt, offset=offset)
         frames = unread(rest, offset)
@@ -138,16 +141,15 @@ def _write(frames: Iterator[Frame], name: str, timestamps: bool) -> None:
     writer.close()
 
 
-def _is_over(run: RunView) -> bool:
-    return run.status in FINAL_RUN_STATUSES
-
-
-def _of_sweep(client: ControllerClient, run: RunView, start: Start, *, timestamps: bool) -> int:
+def _of_sweep(client: ControllerClient, found: bytes, start: Start, *, timestamps: bool) -> int:
     """Follow a sweep: the output of each set as it runs, and at the end which sets failed."""
     from fairlead.cli.commands.runs.sweeps import tell_failed
+    from fairlead.cli.follow import Shown, attach
+    from fairlead.documents.runs import RunView
+    from fairlead.summaries.progress import why
 
-    shown = follow.Shown.ALL
-    final = follow.attach(client, run, start=start, shown=shown, timestamps=timestamps)
+    run = decode(found, RunView)
+    final = attach(client, run, start=start, shown=Shown.ALL, timestamps=timestamps)
     tell_failed(client, final)
     output.note(f"{final.name}: {final.status}: {why(final)}")
     return 0
@@ -155,7 +157,7 @@ def _of_sweep(client: ControllerClient, run: RunView, start: Start, *, timestamp
 
 def _of_all(
     client: ControllerClient,
-    run: RunView,
+    run: LoggedRun,
     outages: Outages | None,
     start: Start,
     *,
@@ -193,7 +195,7 @@ def _guarded(work: Callable[[], None], ended: SimpleQueue[BaseException | None])
 def _carry(
     client: ControllerClient,
     run_id: str,
-    job: JobView,
+    job: LoggedJob,
     outages: Outages,
     start: Start,
     timestamps: bool,
@@ -226,30 +228,3 @@ def _offset_of(
     if outages is None:
         return start.offset(stored())
     return until_log_answered(client, run, outages, lambda: start.offset(stored()))
-
-
-def chosen_attempt(run: RunView, job: str | None, attempt: str | None) -> str:
-    """Return the attempt's id, so that a follower that reconnects stays with that attempt. Raises
-    CliError."""
-    attempts = _chosen_job(run, job).attempts
-    if attempt is None and attempts:
-        return attempts[-1].id
-    for one in attempts:
-        if attempt in (one.id, str(one.number)):
-            return one.id
-    raise CliError(f"--attempt: {run.name} has no attempt {attempt or 'yet'}")
-
-
-def _is_past(run: RunView, job: str | None, attempt: str | None) -> bool:
-    """Return whether the attempt is older than the recent ones, so that its log is complete."""
-    attempts = _chosen_job(run, job).attempts
-    if attempt is None or not attempt.isdecimal() or not attempts:
-        return False
-    return int(attempt) < attempts[0].number
-
-
-def _chosen_job(run: RunView, key: str | None) -> JobView:
-    for job in run.jobs:
-        if key is None or key in (job.id, str(job.index), job_name(job)):
-            return job
-    raise CliError(f"--job: {run.name} has no job {key!r}")

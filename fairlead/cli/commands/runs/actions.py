@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 from fairlead import settings
-from fairlead.cli import output
 from fairlead.cli.commands.options import Flag, Json
-from fairlead.cli.commands.runs.sweeps import resize, stop_sets
-from fairlead.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
-from fairlead.documents.runs import RunView
-from fairlead.errors import ApiError
-from fairlead.rest import decode, job_path, run_path
+from fairlead.cli.commands.runs import stopping
+from fairlead.cli.commands.runs.attaching import tell
+from fairlead.cli.commands.runs.sweeps import resize
+from fairlead.cli.errors import EXIT_USAGE, CliError
+from fairlead.rest import job_path, run_path
 
 
 def stop(
@@ -33,20 +32,7 @@ def stop(
     jobs
         Stop only these parameter sets of a sweep: numbers (3,7-9) or values (seed=3).
     """
-    if jobs is not None:
-        if more or abort:
-            raise CliError("--jobs stops parameter sets of one run, with their grace", EXIT_USAGE)
-        return stop_sets(run, jobs, json)
-    if not more:
-        return _do(run_path(run, "stop"), {"abort": abort}, json)
-    failed = 0
-    for one in (run, *more):
-        try:
-            _do(run_path(one, "stop"), {"abort": abort}, json)
-        except ApiError as error:
-            output.note(f"{one}: {error}")
-            failed += 1
-    return EXIT_FAILED if failed else 0
+    return stopping.stop(run, more, abort=abort, jobs=jobs, json=json)
 
 
 def complete(run: str, /, *, json: Json = False) -> int:
@@ -133,11 +119,4 @@ def interrupt_job(run: str, job: str, /, *, json: Json = False) -> int:
 
 
 def _do(path: str, body: object, json: bool) -> int:
-    data = settings.client().post(path, body)
-    if json:
-        output.emit_json(data)
-        return 0
-    run = decode(data, RunView)
-    suspended = " (suspended)" if run.suspended else ""
-    output.emit(f"{run.name}: {run.status}{suspended}")
-    return 0
+    return tell(settings.client().post(path, body), json)

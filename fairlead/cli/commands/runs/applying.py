@@ -52,10 +52,11 @@ def apply(
     watch: bool = False,
     client_key: str | None = None,
     lost: ConnectionLost | None = None,
+    refused: ApiError | None = None,
 ) -> int:
     """Submit the file's run (or fleet, or gateway) and follow it. Return the exit status.
 
-    `client_key` and `lost`: of a try that was made already, and what it ended with.
+    `client_key`, and `lost` or `refused`: of a try that was made already, and what it ended with.
     """
     if watch:
         from fairlead.cli.commands.runs.watching import apply_watched  # few are watched
@@ -81,6 +82,8 @@ def apply(
         require_valid(document, configuration)
         tell_translation(configuration)
     with checked_if_it_fails(document, configuration):
+        if refused is not None:
+            raise refused
         client = settings.client()
         here = file.resolve().parent
         configuration = with_code(

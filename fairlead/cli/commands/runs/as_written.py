@@ -2,8 +2,9 @@
 
 Until the request is sent, nothing is loaded that it does not need: the libraries for YAML and JSON
 and the types of answers took more than half of the command's time before it. What the answer needs
-is loaded while the controller works. What comes of any failure is up to `applying`, which begins
-again with the same client key: so there is one way to each error and to its line.
+is loaded while the controller works. What comes of any failure is up to `applying`, so there is one
+way to each error and to its line. It begins again with the same client key, unless the controller
+has refused what the text says: that it would refuse again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import partial
 
 from fairlead import settings
 from fairlead.cli import quick
-from fairlead.errors import ConnectionLost, FairleadError
+from fairlead.errors import ApiError, ConnectionLost, FairleadError
 from fairlead.files.ssh_keys import public_keys
 
 TYPE_CHECKING = False
@@ -32,6 +33,9 @@ _OF_THIS_MACHINE = frozenset(("repos", "files", "secrets", "registry_auth", "swe
 """Fields in which something of this machine may be meant. A file with one of them is not sent in
 vain: the controller would refuse it, and a round trip would be lost."""
 _KEPT, _MADE = 200, 201
+_OF_THE_TEXT = frozenset(("not_plain", "invalid_yaml"))
+"""Codes of refusals (`docs/api.md`) that the content may not meet."""
+_NO_SUCH_ROUTE = (404, 405)
 _ESCAPES = {code: f"\\u{code:04x}" for code in (*range(32), *map(ord, '"\\'))}
 """Of a string in JSON (RFC 8259, 7)."""
 
@@ -48,7 +52,7 @@ def apply(
     watch: bool = False,
 ) -> int:
     """Submit the file's run (or fleet, or gateway) and follow it. Return the exit status."""
-    client_key, lost = os.urandom(16).hex(), None
+    client_key, lost, refused = os.urandom(16).hex(), None, None
     home = os.path.expanduser("~")
     # A user without a home, of whose keys `applying` cannot know either, gets its words.
     text = None if env or watch or home == "~" else plain_text(file)
@@ -62,6 +66,8 @@ def apply(
         except ConnectionLost as error:
             # What nobody has received may be sent at once.
             lost = None if error.refused else error
+        except ApiError as error:
+            refused = error if is_of_the_content(error) else None
         except (FairleadError, UnicodeEncodeError):
             pass
         else:
@@ -83,7 +89,15 @@ def apply(
         watch=watch,
         client_key=client_key,
         lost=lost,
+        refused=refused,
     )
+
+
+def is_of_the_content(error: ApiError) -> bool:
+    """Return whether the controller would refuse the file's content as it has refused the text."""
+    # An older controller has no such route, and names no field of the body then.
+    is_unknown = error.status in _NO_SUCH_ROUTE and error.field is None
+    return error.status < 500 and not is_unknown and error.code not in _OF_THE_TEXT
 
 
 def plain_text(file: str) -> str | None:

@@ -1,4 +1,5 @@
-"""What comes after a submission, and `attach` and `wait`: follow runs here, exit with their status.
+"""What comes after a submission or an order, and `attach` and `wait`: follow runs here, exit with
+their status.
 
 Apart from `applying`, whose libraries read files: who follows a run needs none of them.
 """
@@ -30,6 +31,25 @@ class _Submitted(msgspec.Struct, frozen=True):
     status: str
     schedule: tuple[str, ...] = ()
     next_triggered_at: str | None = None
+
+
+class _Ordered(msgspec.Struct, frozen=True):
+    """What is told of a run that was given an order, as to stop."""
+
+    name: str
+    status: str
+    suspended: bool
+
+
+def tell(data: bytes, json: bool) -> int:
+    """Print the controller's answer to an order. Return the exit status."""
+    if json:
+        output.emit_json(data)
+        return 0
+    run = decode(data, _Ordered)
+    suspended = " (suspended)" if run.suspended else ""
+    output.emit(f"{run.name}: {run.status}{suspended}")
+    return 0
 
 
 def go_on(client: ControllerClient, data: bytes, *, kept: bool, detach: bool, json: bool) -> int:

@@ -27,7 +27,8 @@ from fairlead.follow import follow_events, until_answered
 from fairlead.patience import Outages
 from fairlead.queries import EventQuery
 from fairlead.rest import ControllerClient, decode, run_path
-from fairlead.summaries.progress import grants, job_name, why
+from fairlead.summaries.job_names import job_name
+from fairlead.summaries.progress import grants, why
 from fairlead.wire.node import GpuMetrics
 from fairlead.wire.sizes import human_size
 
