@@ -12,13 +12,14 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
-from fairlead.connections.keepalives import notice_the_gone
+from common.vanished import end_when_vanished
 
 T = TypeVar("T")
 
@@ -28,6 +29,10 @@ HOLD_SECONDS = 30.0
 """How long a connection, and what goes on at the next leader, wait for a leader."""
 CONNECT_SECONDS = 1.5
 """A lost SYN is repeated after 1 s (RFC 6298)."""
+STALLED_SECONDS = 300.0
+"""So long a leader may take nothing that is written to it: its disk or bucket may be slow."""
+LEFT_SECONDS = 3.0
+"""The same for one that leads no more, which may be paused."""
 _MAX_CONNECTIONS = 10_000
 _RETRY_SECONDS = 0.1
 _PIECE_BYTES = 64 << 10
@@ -211,7 +216,7 @@ class Relay:
             raise
         if (task := asyncio.current_task()) is not None:
             self._arriving.discard(task)
-        await _carry(connection, upstream)
+        await _carry(connection, upstream, self._over)
 
     async def _is_served(self, leader: Leader | None) -> bool:
         """Return whether the connection's requests are served one by one. So they are while no
@@ -261,13 +266,32 @@ async def _connected(leader: Leader) -> tuple[asyncio.StreamReader, asyncio.Stre
     """Raises OSError, TimeoutError."""
     async with asyncio.timeout(CONNECT_SECONDS):
         reader, writer = await asyncio.open_connection(leader.host, leader.port)
-    notice_the_gone(writer.get_extra_info("socket"))
+    end_when_vanished(writer.transport)
     return reader, writer
 
 
+async def drained(writer: asyncio.StreamWriter, over: asyncio.Event) -> None:
+    """Wait until the leader takes more. `over` is set once it leads no more. Raises OSError when it
+    takes nothing for too long."""
+    now = asyncio.get_running_loop().time
+    until = now() + STALLED_SECONDS
+    while True:
+        try:
+            async with asyncio.timeout(LEFT_SECONDS):
+                await writer.drain()
+            return
+        except TimeoutError:
+            if over.is_set() or now() >= until:
+                writer.transport.abort()
+                raise
+
+
 async def _carry(
-    connection: socket.socket, upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+    connection: socket.socket,
+    upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    over: asyncio.Event,
 ) -> None:
+    """`over` is set once the other end leads no more."""
     up_reader, up_writer = upstream
     try:
         reader, writer = await asyncio.open_connection(sock=connection)
@@ -278,8 +302,8 @@ async def _carry(
         raise
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(_pump(reader, up_writer))
-            group.create_task(_pump(up_reader, writer))
+            group.create_task(_pump(reader, up_writer, partial(drained, up_writer, over)))
+            group.create_task(_pump(up_reader, writer, writer.drain))
     # Either side may reset the connection: then the other one is closed, too.
     except* OSError:
         pass
@@ -289,11 +313,14 @@ async def _carry(
         writer.close()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Carry one direction to its end. Raises OSError when the other side is gone."""
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, drain: Callable[[], Awaitable[None]]
+) -> None:
+    """Carry one direction to its end. `drain` waits for the writer. Raises OSError when the other
+    side is gone."""
     while data := await reader.read(_PIECE_BYTES):
         writer.write(data)
-        await writer.drain()
+        await drain()
     # A client may close its half and still wait for the answer (RFC 9112, 9.6).
     if writer.can_write_eof():
         with contextlib.suppress(OSError):

@@ -24,7 +24,8 @@ def why_unreachable(error: Exception) -> str:
             return os.strerror(number)
         case ConnectionError():  # without a number: asyncssh's word for a channel that has ended
             return "the connection was lost"
-        case OSError():
+        # asyncio's, of several addresses.
+        case OSError() if str(error).startswith("Multiple exceptions"):
             return "none of its addresses answers"
         case _:
             return str(error) or "the connection was lost"

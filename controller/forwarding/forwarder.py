@@ -42,6 +42,10 @@ _MAX_HELD_BYTES = 64 << 20
 _AGAIN_SECONDS = 2.0
 """Beyond the time for which a request is held, it has so long to reach the next leader, after a
 leader held it to the end of that time. That leader is known by then."""
+UPLOAD_SECONDS = 10.0
+"""So long a leader that leads no more has to answer an upload that it has whole: as long as it
+has for its answers when it is stopped."""
+_UPLOADS = "/v1/blobs/"
 _OF_LINKS = frozenset((NOT_DONE.lower(), HELD.lower(), PERHAPS_DONE.lower()))
 _OF_ONE = frozenset(("/v1/runs", "/v1/runs:yaml"))
 _OF_SEVERAL = frozenset(("/v1/runs:batch", "/v1/runs/together"))
@@ -213,6 +217,8 @@ class Forwarder:
             # Its successor answers sooner than a leader that is paused.
             if not asking.done() and _may_be_sent_again(exchange):
                 raise NoAnswer("leads no more")
+            if not asking.done() and _is_upload(exchange.request):
+                await _given_time(asking, exchange)
             return await asking
         except BaseException:
             # Also when it is cancelled: the answer would be taken for the next request's.
@@ -244,6 +250,17 @@ class Forwarder:
                 # A reset: the end of a connection may be the end of a body (RFC 9112, 6.3).
                 exchange.request.transport.abort()
         return response
+
+
+async def _given_time(asking: asyncio.Task[ResponseHead], exchange: _Exchange) -> None:
+    """Let a leader that leads no more answer an upload, which its client may begin again elsewhere.
+    Raises NoAnswer."""
+    # A link bounds how long it may take nothing.
+    while not asking.done() and exchange.sending is not None and not exchange.sending.done():
+        await asyncio.wait((asking, exchange.sending), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((asking,), timeout=UPLOAD_SECONDS)
+    if not asking.done():
+        raise NoAnswer("leads no more")
 
 
 async def _ask(exchange: _Exchange) -> ResponseHead:
@@ -295,6 +312,11 @@ def _is_websocket(request: web.Request) -> bool:
     return is_named and request.headers.get("Upgrade", "").lower() == "websocket"
 
 
+def _is_upload(request: web.Request) -> bool:
+    """Return whether it puts a file under its digest: sent twice, it is the same file."""
+    return request.method == "PUT" and request.path.startswith(_UPLOADS)
+
+
 def _has(head: ResponseHead, name: str) -> bool:
     return any(found.lower() == name.lower() for found, _ in head.headers)
 
@@ -303,7 +325,7 @@ def _may_be_sent_again(exchange: _Exchange) -> bool:
     request, data = exchange.request, exchange.body.data
     if not exchange.body.can_be_sent:
         return False
-    if request.method in _READING:
+    if request.method in _READING or _is_upload(request):
         return True
     if request.method != "POST" or data is None:
         return False

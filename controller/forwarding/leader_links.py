@@ -13,9 +13,9 @@ from aiohttp import web
 from common.proxy.headers import CLIENT, end_to_end, head_of
 from common.proxy.upstream import ReplicaConnection
 from common.streams import PortStream
+from common.vanished import end_when_vanished
 from controller.forwarding.follower_links import HANDSHAKE_SECONDS, LINK_PATH, ONLY_FIND, PROTOCOL
-from controller.relay import CONNECT_SECONDS, Leader, while_it_leads
-from fairlead.connections.keepalives import notice_the_gone
+from controller.relay import CONNECT_SECONDS, Leader, drained, while_it_leads
 
 log = logging.getLogger(__name__)
 
@@ -161,16 +161,16 @@ class LeaderLinks:
 
     async def _opened(self, term: _Term) -> ReplicaConnection:
         """Return a new connection. Raises OSError, TimeoutError, NoLink."""
-        return await while_it_leads(self._open(term.leader), term.over)
+        return await while_it_leads(self._open(term.leader, term.over), term.over)
 
-    async def _open(self, leader: Leader) -> ReplicaConnection:
-        """Raises OSError, TimeoutError, NoLink."""
+    async def _open(self, leader: Leader, over: asyncio.Event) -> ReplicaConnection:
+        """`over` is set once it leads no more. Raises OSError, TimeoutError, NoLink."""
         outer = _UNVERIFIED if leader.is_secure else None
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             async with asyncio.timeout(CONNECT_SECONDS):
                 reader, writer = await asyncio.open_connection(leader.host, leader.port)
             try:
-                notice_the_gone(writer.get_extra_info("socket"))
+                end_when_vanished(writer.transport)
                 if outer is not None:
                     await writer.start_tls(outer, server_hostname=leader.host)
                 asked = [
@@ -191,7 +191,28 @@ class LeaderLinks:
             except BaseException:
                 writer.transport.abort()
                 raise
-        return ReplicaConnection(PortStream(reader, writer))
+        return ReplicaConnection(PortStream(reader, _ToLeader(writer, over)))
+
+
+class _ToLeader:
+    """What is written to a leader, which may take nothing for a while."""
+
+    def __init__(self, writer: asyncio.StreamWriter, over: asyncio.Event) -> None:
+        self._writer = writer
+        self._over = over
+
+    def write(self, data: bytes, /) -> None:
+        self._writer.write(data)
+
+    async def drain(self) -> None:
+        """Raises OSError."""
+        await drained(self._writer, self._over)
+
+    def write_eof(self) -> None:
+        self._writer.write_eof()
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 def as_its_client_sent_it(request: web.Request) -> list[tuple[str, str]]:

@@ -44,6 +44,8 @@ UPLOAD_SECONDS = 300.0
 """Seconds without any progress."""
 SILENCE_SECONDS = 35.0
 """Seconds of three missed heartbeats of a watch."""
+SILENCE_OF_SEVERAL_SECONDS = 15.0
+"""The same of one, where another address can go on."""
 UNHEARD_SECONDS = 60
 """A connection to the only address breaks when the machine confirms nothing for so long."""
 _SWITCHING_PROTOCOLS = 101
@@ -164,7 +166,9 @@ class Requests:
         raise tries.lost()
 
     def _lines(self, path: str, **query: object) -> Iterator[bytes]:
-        opened = self._opened("GET", path, query=query, patience=SILENCE_SECONDS)
+        several = self._addresses.are_several
+        patience = SILENCE_OF_SEVERAL_SECONDS if several else SILENCE_SECONDS
+        opened = self._opened("GET", path, query=query, patience=patience)
         with opened as (connection, response), self._open_stream(connection.sock):
             yield from self._lines_of(response)
 
@@ -225,7 +229,8 @@ class Requests:
             response.close()
             # The WebSocket has the socket now; the end of this block must not close it.
             unless_accepted.pop_all()
-        return websocket.WebSocket(connection.sock, connection.received())
+        several = self._addresses.are_several
+        return websocket.WebSocket(connection.sock, connection.received(), are_several=several)
 
     def _put_there(
         self, address: Address, path: str, pieces: Iterable[bytes], size: int, tries: Tries

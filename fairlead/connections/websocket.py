@@ -31,6 +31,9 @@ from fairlead.wire.websocket import (
 
 QUIET_SECONDS = 30.0
 """Seconds without a byte until a ping is sent, and until its answer is there."""
+QUIET_OF_SEVERAL_SECONDS = 4.0
+"""The same where another address can go on with it: a controller that is paused is replaced in the
+meantime, and its kernel takes the ping all the same."""
 UNREAD_SECONDS = 15.0
 """A controller cuts a connection that answers no ping for so long: nobody reads it, as behind a
 pager, or in a program that works on each line."""
@@ -183,14 +186,17 @@ class WebSocket(Closing):
     """One WebSocket, after its handshake. `received`: what came right behind that. `was_unread`:
     its reader stayed away for so long that the server may have cut it for that alone."""
 
-    def __init__(self, connection: socket.socket, received: bytes = b"") -> None:
+    def __init__(
+        self, connection: socket.socket, received: bytes = b"", *, are_several: bool = False
+    ) -> None:
+        """`are_several`: another address can go on with it."""
         self.socket = connection
         self._received = received
         self.was_unread = False
         self._read_at = time.monotonic()
         self._close_code: CloseCode | None = CloseCode.OK
         """What `close` sends; None: the server closed first, and has its answer."""
-        connection.settimeout(QUIET_SECONDS)
+        connection.settimeout(QUIET_OF_SEVERAL_SECONDS if are_several else QUIET_SECONDS)
 
     def pieces(self) -> Iterator[tuple[Opcode, bytes]]:
         """Yield the pieces of text and binary messages until the server closes with 1000.

@@ -120,6 +120,7 @@ def run(
     env: Mapping[str, str] | None = None,
     stdin: bytes | None = None,
     timeout: float = _COMMAND_SECONDS,
+    cwd: Path | None = None,
 ) -> str:
     """The command's output. Raises DaemonFailed with all it said when it fails."""
     command = [str(part) for part in argv]
@@ -127,6 +128,7 @@ def run(
         command,
         input=stdin,
         env={**os.environ, **(env or {})},
+        cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         timeout=timeout,

@@ -30,6 +30,8 @@ _PROGRAMS = (
 )
 _CRUN = "crun"
 _SUITE_OF_CRUN = "trixie"
+_PLUGINS = ("docker-compose", "docker-buildx")
+_SUITE_OF_PLUGINS = "trixie"
 _OPENED_LATE = "libgcc_s.so.1"
 """glibc opens it when a thread is cancelled; no file names it."""
 
@@ -46,6 +48,13 @@ def crun() -> Path:
         return Path(found)
     kept = KEPT / f"crun-{_SUITE_OF_CRUN}"
     return _kept(kept, _SUITE_OF_CRUN, (_CRUN,), (_CRUN,)) / _CRUN
+
+
+def plugins() -> Path:
+    """Return the folder of `docker compose` and `docker buildx`, which Debian's Docker has as
+    packages of their own, and bookworm not at all. Raises BuildError."""
+    kept = KEPT / f"docker-plugins-{_SUITE_OF_PLUGINS}"
+    return _kept(kept, _SUITE_OF_PLUGINS, _PLUGINS, _PLUGINS)
 
 
 def _kept(kept: Path, suite: str, packages: Sequence[str], names: Sequence[str]) -> Path:
@@ -118,7 +127,7 @@ def _unpacked(archives: Path, names: Sequence[str], work: Path, home: Path) -> P
 
 
 def _found(root: Path, name: str) -> Path:
-    for folder in ("sbin", "bin"):
+    for folder in ("sbin", "bin", "libexec/docker/cli-plugins"):
         if (file := root / "usr" / folder / name).exists():
             return file
     raise BuildError(f"no package has {name}")

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from bench.proofs.compose import page_steps
 from controller.commands.databases import app
+from tests.support import compose_images
 
 _CHECKOUT = Path(__file__).parents[2]
 _FOLDER = _CHECKOUT / "packer/container"
@@ -27,6 +29,8 @@ _CONTROLLERS = ("c1", "c2", "c3")
 def test_the_image_runs_as_no_root_and_installs_what_the_lock_has() -> None:
     last = _IMAGE.rpartition("\nFROM ")[2]
     assert re.search(r"^USER 10001:10001$", last, re.MULTILINE)
+    # asyncssh asks getpass, which finds no name of this user elsewhere: it reached no node.
+    assert re.search(r"^ENV .*\bLOGNAME=fairlead$", last, re.MULTILINE)
     assert "--require-hashes -r requirements.lock" in _IMAGE
     assert "--no-deps --no-build-isolation . ./daemons" in _IMAGE
     assert not re.search(r"^(ENV|ARG) .*(PASSWORD|TOKEN|SECRET)", _IMAGE, re.MULTILINE)
@@ -50,7 +54,9 @@ def test_each_controller_of_the_compose_file_is_confined(name: str) -> None:
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
     assert service["secrets"] == ["database-url"]
     healthy = {"condition": "service_healthy"}
-    assert service["depends_on"] == {"database": healthy, "bucket": healthy}
+    # The first one makes the keys for all.
+    first = {} if name == "c1" else {"c1": healthy}
+    assert service["depends_on"] == {"database": healthy, "bucket": healthy, **first}
 
 
 @pytest.mark.parametrize("name", _CONTROLLERS)
@@ -81,7 +87,18 @@ def test_all_controllers_of_the_compose_file_differ_in_name_and_port_alone() -> 
     first, *others = ({**_COMPOSE["services"][name]} for name in _CONTROLLERS)
     for one in others:
         different = {key for key in first.keys() | one.keys() if first.get(key) != one.get(key)}
-        assert different == {"command", "ports"}
+        assert different == {"command", "ports", "depends_on"}
+
+
+def test_the_proof_finds_the_steps_of_the_page_and_has_images_of_the_names_in_the_files() -> None:
+    begin, kill = page_steps()
+    assert "docker build -f packer/container/Containerfile" in begin
+    assert "docker compose up -d --wait" in begin
+    assert kill.startswith("docker compose kill c1 ")
+    base, *others = compose_images.names()
+    assert base.startswith(f"docker.io/library/python:{compose_images.PYTHON}-")
+    images = {service["image"] for service in _COMPOSE["services"].values()}
+    assert images == {"fairlead-controller", *others}
 
 
 def test_volumes_and_secrets_of_the_compose_file_are_declared() -> None:

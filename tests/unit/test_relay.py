@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 
@@ -156,6 +157,58 @@ async def test_a_connection_to_a_vanished_leader_is_given_up_when_another_one_le
         await has_asked.wait()
         relay.lead_to(leader_at(url))
         assert await client[0].readline() == b"two a\n"
+
+
+class Taking(asyncio.Event):
+    """A leader's end that takes more once this is set; the writer to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transport = self
+        self.is_aborted = False
+
+    async def drain(self) -> None:
+        await self.wait()
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+class Lead(asyncio.Event):
+    """Whether a lead is over; `looks`: how often somebody asked."""
+
+    looks = 0
+
+    def is_set(self) -> bool:
+        self.looks += 1
+        return super().is_set()
+
+
+async def test_a_leader_that_takes_nothing_for_a_while_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LEFT_SECONDS", 0.001)
+    taking, lead = Taking(), Lead()
+    waiting = asyncio.create_task(module.drained(cast(asyncio.StreamWriter, taking), lead))
+    await eventually(lambda: lead.looks > 2)
+    taking.set()
+    await waiting
+    assert not taking.is_aborted
+
+
+@pytest.mark.parametrize("is_over", [True, False], ids=["replaced", "for too long"])
+async def test_a_leader_that_takes_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, *, is_over: bool
+) -> None:
+    monkeypatch.setattr(module, "LEFT_SECONDS", 0.001)
+    taking, lead = Taking(), Lead()
+    if is_over:
+        lead.set()
+    else:
+        monkeypatch.setattr(module, "STALLED_SECONDS", 0.01)
+    with pytest.raises(TimeoutError):
+        await module.drained(cast(asyncio.StreamWriter, taking), lead)
+    assert taking.is_aborted
 
 
 async def test_a_connection_that_nobody_takes_is_closed() -> None:

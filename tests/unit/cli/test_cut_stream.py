@@ -81,6 +81,15 @@ def test_a_controller_that_answers_no_ping_is_away(monkeypatch: pytest.MonkeyPat
         list(stream.pieces())
 
 
+def test_a_paused_controller_is_left_sooner_where_another_one_can_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(websocket, "QUIET_OF_SEVERAL_SECONDS", 0.01)
+    ours, theirs = socket.socketpair()
+    with closing(theirs), WebSocket(ours, are_several=True) as stream, pytest.raises(TimeoutError):
+        list(stream.pieces())
+
+
 def test_a_connection_breaks_when_its_other_end_confirms_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = ControllerClient(f"http://127.0.0.1:{server.getsockname()[1]}", None)

@@ -203,6 +203,27 @@ def test_a_controller_that_is_busy_with_a_request_is_waited_for(
     assert second.requests == []
 
 
+def test_a_watch_at_a_paused_controller_ends_sooner_where_another_one_can_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(requests, "SILENCE_OF_SEVERAL_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+        def begin() -> None:
+            connection, _ = listening.accept()
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n")
+            begun.append(connection)
+
+        begun: list[socket.socket] = []
+        beginning = threading.Thread(target=begin)
+        beginning.start()
+        with pytest.raises(ConnectionLost, match="does not answer"):
+            next(of(url, nobody())._lines("/v1/x"))
+        beginning.join()
+        begun[0].close()
+
+
 def test_a_controller_that_begins_no_tls_is_passed_over_by_each_request(
     play: Callable[[], _Played], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from common.proxy.headers import CLIENT
 from common.proxy.upstream import ReplicaConnection
+from controller import relay
 from controller.api.http.errors import leads_no_more, leaves, not_known_to_be_done
 from controller.api.http.holding import Room
 from controller.daemon.lease import Leading
@@ -68,6 +69,7 @@ class ALeader:
         app.router.add_get("/ws", self._ws)
         app.router.add_get("/wait", self._wait)
         app.router.add_post("/v1/{what:.*}", self._write)
+        app.router.add_put("/v1/blobs/{digest}", self._put)
         if self.links is not None:
             self.links.mount(app)
         self.runner = web.AppRunner(app, auto_decompress=False, shutdown_timeout=0.1)
@@ -125,6 +127,11 @@ class ALeader:
         self.begun.set()
         await self.goes_on.wait()
         return web.Response(text=self.name)
+
+    async def _put(self, request: web.Request) -> web.StreamResponse:
+        self.begun.set()
+        await self.goes_on.wait()
+        return web.Response(text=str(len(await request.read())))
 
     async def _write(self, request: web.Request) -> web.StreamResponse:
         if self.lead is not None and not await self.lead.until_known(LONG):
@@ -352,10 +359,10 @@ async def test_connections_to_the_leader_are_used_again(
     opened = 0
     own = bed.follower._links._open
 
-    async def counted(to: Leader) -> ReplicaConnection:
+    async def counted(to: Leader, over: asyncio.Event) -> ReplicaConnection:
         nonlocal opened
         opened += 1
-        return await own(to)
+        return await own(to, over)
 
     monkeypatch.setattr(bed.follower._links, "_open", counted)
     for _ in range(5):
@@ -414,9 +421,9 @@ async def test_nobody_waits_for_a_connection_to_a_leader_that_is_followed(
     has_asked, links = asyncio.Event(), bed.follower._links
     own = links._open
 
-    async def never(to: Leader) -> ReplicaConnection:
+    async def never(to: Leader, over: asyncio.Event) -> ReplicaConnection:
         if to != vanished:
-            return await own(to)
+            return await own(to, over)
         has_asked.set()
         await asyncio.get_running_loop().create_future()
         raise AssertionError
@@ -767,6 +774,79 @@ async def test_a_client_that_stops_reading_for_a_while_is_not_cut(bed: Bed) -> N
     await reader.readexactly(64 << 20)
     writer.transport.abort()
     await leader.flood_ended.wait()
+
+
+async def _pieces(size: int) -> AsyncIterator[bytes]:
+    for _ in range(size // len(BIG)):
+        yield BIG
+
+
+async def _stuck(bed: Bed, first: ALeader, size: int) -> asyncio.Task[ClientResponse]:
+    """An upload that a leader has begun to read, and reads no further."""
+    bed.lead_to(first)
+    data: bytes | AsyncIterator[bytes] = b"x" * size if size < len(BIG) else _pieces(size)
+    put = bed.session.put(bed.url + "/v1/blobs/d", data=data)
+    sending = asyncio.create_task(put)
+    await first.begun.wait()
+    return sending
+
+
+async def test_an_upload_waits_for_a_leader_that_reads_nothing_for_a_while(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk may be slow. Nothing looks whether it leads on before it takes all."""
+    monkeypatch.setattr(relay, "LEFT_SECONDS", 0.01)
+    leader = await bed.leader()
+    sending = await _stuck(bed, leader, 24 << 20)
+    term = bed.follower._links._term
+    assert term is not None
+    looks = 0
+
+    def is_over() -> bool:
+        nonlocal looks
+        looks += 1
+        return False
+
+    monkeypatch.setattr(term.over, "is_set", is_over)
+    await eventually(lambda: looks > 2)
+    leader.goes_on.set()
+    assert await (await sending).text() == str(24 << 20)
+
+
+async def test_an_upload_leaves_a_leader_that_takes_no_more_and_was_replaced(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be paused. The client has the bytes, and begins again at its next address."""
+    monkeypatch.setattr(relay, "LEFT_SECONDS", 0.01)
+    monkeypatch.setattr(forwarder, "UPLOAD_SECONDS", 0.01)
+    first, second = await bed.leader(), await bed.leader("two")
+    sending = await _stuck(bed, first, 24 << 20)
+    bed.lead_to(second)
+    with pytest.raises(aiohttp.ClientError):
+        await sending
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_replaced_leader_that_has_an_upload_whole_may_answer_for_a_while(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, *, answers: bool
+) -> None:
+    monkeypatch.setattr(forwarder, "UPLOAD_SECONDS", LONG if answers else 0.01)
+    first, second = await bed.leader(), await bed.leader("two")
+    sending = await _stuck(bed, first, 100_000)
+    bed.lead_to(second)
+    # This client sends a PUT whose connection is cut once more by itself.
+    (first if answers else second).goes_on.set()
+    assert await (await sending).text() == "100000"
+    assert second.begun.is_set() is not answers
+
+
+async def test_a_small_upload_goes_to_the_next_leader(bed: Bed) -> None:
+    first, second = await bed.leader(), await bed.leader("two")
+    second.goes_on.set()
+    sending = await _stuck(bed, first, 1000)
+    bed.lead_to(second)
+    assert await (await sending).text() == "1000"
+    assert second.begun.is_set()
 
 
 async def test_the_dashboards_files_are_answered_without_a_leader(bed: Bed) -> None:

@@ -109,6 +109,8 @@ async def test_silence_is_said_to_be_silence(
     [
         (OSError(errno.ECONNREFUSED, "Connect call failed ('::1', 22)"), "Connection refused"),
         (OSError("Multiple exceptions: [Errno 111] ..."), "none of its addresses answers"),
+        # getpass's, of a user without a name.
+        (OSError("No username set in the environment"), "No username set in the environment"),
         (socket.gaierror(-2, "Name or service not known"), "the name cannot be looked up"),
         (asyncssh.ConnectionLost("Connection lost"), "Connection lost"),
         (BrokenPipeError(), "the connection was lost"),
