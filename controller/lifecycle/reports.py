@@ -281,10 +281,12 @@ class NotPlaced(_AttemptReport, frozen=True, kw_only=True):
 class MachineAnswered(_AttemptReport, frozen=True, kw_only=True):
     """The market was asked for a machine for the waiting attempt, or for the successor of one that
     stops because its machine is taken back. `why`: none is to be had, and no
-    node could hold the attempt; None: there may be one again. `renting`: what is rented for it, or
+    node could hold the attempt; None: there may be one again. `is_ordered`: there may be one only
+    if it comes as ordered. `renting`: what is rented for it, or
     why nothing is; None: nothing is asked for."""
 
     why: str | None
+    is_ordered: bool = False
     renting: MachineReason | None = None
 
 

@@ -140,7 +140,7 @@ def _no_capacity(run: Run, attempt: Attempt) -> Deadline | None:
     A `retry` that covers no-capacity lets it wait as long as its `duration` says.
     """
     unrentable, policy = attempt.unrentable, run.policy
-    if unrentable is None or is_reserved(attempt):
+    if unrentable is None or unrentable.paused_at is not None or is_reserved(attempt):
         return None
     at = unrentable.since + policy.limits.no_capacity
     if RetryEvent.NO_CAPACITY in policy.retry.on_events:

@@ -126,12 +126,25 @@ def _market_answered(draft: Draft, report: MachineAnswered) -> None:
         draft.change_attempt(attempt, renting=report.renting)
     if attempt.status is not AttemptStatus.SUBMITTED:
         return
-    unrentable = attempt.unrentable
-    if report.why is None:
-        unrentable = None
-    elif unrentable is None:
-        unrentable = Unrentable(since=draft.now, why=report.why)
+    unrentable = _unrentable(attempt.unrentable, report, draft.now)
     draft.change_attempt(attempt, unrentable=unrentable, renting=report.renting)
+
+
+def _unrentable(
+    before: Unrentable | None, report: MachineAnswered, now: float
+) -> Unrentable | None:
+    """Return for how long no machine was to be had. What is only ordered may be refused again: the
+    time stands still meanwhile, and does not begin anew."""
+    if report.why is not None:
+        if before is None:
+            return Unrentable(since=now, why=report.why)
+        if before.paused_at is None:
+            return before
+        stood_still = max(0.0, now - before.paused_at)
+        return Unrentable(since=before.since + stood_still, why=report.why)
+    if before is None or not report.is_ordered:
+        return None
+    return before if before.paused_at is not None else replace(before, paused_at=now)
 
 
 def _place_in_turn(report: Report) -> tuple[int, str, int]:

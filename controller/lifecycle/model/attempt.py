@@ -35,12 +35,19 @@ class Unrentable(
     frozen=True,
     kw_only=True,
     gc=False,
-    rename={"since": "unrentable_since", "why": "unrentable_why"},
+    rename={
+        "since": "unrentable_since",
+        "why": "unrentable_why",
+        "paused_at": "unrentable_paused_at",
+    },
 ):
     """No node could hold the waiting job, and no machine is to be had for it (rule 12.14)."""
 
     since: float
+    """Later than it began by the time for which it stood still."""
     why: str
+    paused_at: float | None = None
+    """Since then a machine is on order that could hold the job; None: none is."""
 
 
 class Interruption(

@@ -38,6 +38,7 @@ from controller.scheduling.gang_placement import (
 )
 from controller.scheduling.index import CapacityIndex, TrialCapacity, comes_back, is_usable
 from controller.scheduling.queue import Kind, Member, Unit, in_order
+from controller.scheduling.renting.answers import HELD, ORDERED, Answer, changed
 from controller.scheduling.renting.coming_back import coming_back, stops_now, without_freed
 from controller.scheduling.renting.fleet_offers import (
     FleetOffers,
@@ -125,7 +126,7 @@ class _Look:
         ]
         self._could_hold = could_hold
         self._orders: list[Order] = []
-        self._unrentable: dict[str, str | None] = {}
+        self._answered: dict[str, Answer] = {}
         """Why no machine may come for an attempt, by its id; None: one may."""
         self._reasons: dict[str, MachineReason] = {}
         self._in_vain: dict[tuple[str, Need, bool], MachineReason] = {}
@@ -194,31 +195,11 @@ class _Look:
             reasons=self._reasons,
             awaiting=frozenset(self._awaiting),
             wanted=frozenset(self._wanted),
-            answers=tuple(self._answers()),
+            answers=tuple(changed(self._index, self._answered, self._reasons, self._replacing)),
         )
 
     def _in_order(self, units: Sequence[Unit]) -> list[Unit]:
         return self._turns.in_order(in_order(units, self._index.use, self._now))
-
-    def _answers(self) -> Iterator[MachineAnswered]:
-        """Yield what has become different for the waiting attempts, and for those that stop."""
-        for run_id, attempts in self._index.recalled.items():
-            for attempt in attempts:
-                reason = self._replacing.get((run_id, attempt.job_id))
-                if reason != attempt.renting:
-                    yield MachineAnswered(
-                        run_id=run_id, attempt_id=attempt.id, why=None, renting=reason
-                    )
-        for unit in (unit for units in self._index.units.values() for unit in units):
-            for member in unit.members:
-                attempt = member.attempt
-                known = None if attempt.unrentable is None else attempt.unrentable.why
-                why = self._unrentable.get(attempt.id, known)
-                reason = self._reasons.get(attempt.id)
-                if (why is None) is not (known is None) or reason != attempt.renting:
-                    yield MachineAnswered(
-                        run_id=unit.run.id, attempt_id=attempt.id, why=why, renting=reason
-                    )
 
     def _serve(self, unit: Unit, *, is_second: bool = False) -> None:
         fleets = [fleet for fleet in self._fleets.values() if _is_asked(unit, fleet)]
@@ -302,12 +283,17 @@ class _Look:
 
     def _answer(self, unit: Unit, reason: MachineReason | None) -> None:
         """Note whether a machine may come for the unit's attempts."""
-        is_refused = reason is not None and not isinstance(reason, BuysMachine)
-        why = None
-        if is_refused and not self._is_coming_for(unit) and not self._could_hold(unit):
-            assert reason is not None
-            why = reason.sentence()
-        self._unrentable |= {member.attempt.id: why for member in unit.members}
+        if isinstance(reason, BuysMachine):
+            answer = ORDERED
+        elif reason is None:
+            answer = HELD
+        elif self._is_coming_for(unit):
+            answer = ORDERED
+        elif self._could_hold(unit):
+            answer = HELD
+        else:
+            answer = Answer(why=reason.sentence())
+        self._answered |= {member.attempt.id: answer for member in unit.members}
 
     def _is_coming_for(self, unit: Unit) -> bool:
         """Return whether each job could go onto a machine that is on order, once it is free."""

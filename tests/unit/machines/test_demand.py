@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from controller.lifecycle.attempts import limits
 from controller.lifecycle.inventory import Budget, Fleet, Spot
+from controller.lifecycle.machines.market import Market
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
 from controller.lifecycle.model import (
     Constraint,
@@ -440,6 +441,52 @@ def test_a_fleet_that_rents_no_more_takes_back_what_it_told() -> None:
     cluster.tell(nothing.run_id, nothing)
     cluster.pipeline.fleet_changed("burst", Fleet(name="burst", created_at=0.0))
     assert answers(look(cluster, shop(offer()))) == [None]
+
+
+def without_machine(
+    cluster: Cluster, market: Market, *machines: Machine, now: float
+) -> float | None:
+    """Look at that time; return when the attempt ends for want of a machine, in seconds from then;
+    None: nothing ends it."""
+    cluster.now = now
+    told(cluster, look(cluster, market, *machines))
+    (state,) = cluster.states.values()
+    attempt = state.jobs[0].attempts[-1]
+    due = limits.deadline(state.run, attempt)
+    return None if due is None else due.at - now
+
+
+def test_an_order_that_is_refused_again_begins_no_new_wait() -> None:
+    cluster = waiting(1, cpu=4.0)
+    full, free = shop(offer(cpu=1.0)), shop(offer())
+    assert without_machine(cluster, full, now=1000.0) == 900.0
+    assert without_machine(cluster, free, now=1500.0) is None
+    # What was ordered stands in the way of another order, and of the limit.
+    assert without_machine(cluster, full, machine(), now=1510.0) is None
+    assert without_machine(cluster, full, now=1530.0) == 400.0
+    assert without_machine(cluster, free, now=1900.0) is None
+    assert without_machine(cluster, full, now=1905.0) == 30.0
+
+
+def test_a_wait_for_a_machine_begins_anew_once_a_node_could_hold_the_job() -> None:
+    cluster = waiting(1, cpu=4.0)
+    full = shop(offer(cpu=1.0))
+    assert without_machine(cluster, full, now=1000.0) == 900.0
+    assert without_machine(cluster, shop(offer()), now=1500.0) is None
+    cluster.set_node(node("own"))
+    cluster.now = 1600.0
+    found = demand(cluster.pipeline.index, (), full, NOW, lambda unit: True)
+    told(cluster, found)
+    (state,) = cluster.states.values()
+    assert state.jobs[0].attempts[-1].unrentable is None
+
+
+def test_a_clock_that_is_put_back_shortens_no_wait_for_a_machine() -> None:
+    cluster = waiting(1, cpu=4.0)
+    full = shop(offer(cpu=1.0))
+    without_machine(cluster, full, now=1000.0)
+    without_machine(cluster, shop(offer()), now=1500.0)
+    assert without_machine(cluster, full, now=1200.0) == 700.0
 
 
 def pending(cluster: Cluster) -> set[str | None]:
