@@ -112,13 +112,19 @@ class Lab:
 
     def in_bucket(self, attempt_id: str) -> Iterator[bytes]:
         """Yield what the bucket has of the log, whatever the controllers say."""
-        keys = [key for key in self.parts.storage.objects() if attempt_id in key]
-        decoder, end = Decoder(), 0
-        for key in sorted(key for key in keys if key.endswith(".seg")):
-            for frame in decoder.feed(self.parts.storage.get(key)):
-                if frame.end > end:
-                    yield bytes(frame.payload)[max(0, end - frame.offset) :]
-                    end = frame.end
+        end, is_read = 0, False
+        while not is_read:
+            keys = [key for key in self.parts.storage.objects() if attempt_id in key]
+            decoder = Decoder()
+            # The parts of a log that is over are joined meanwhile: the next list has what replaced
+            # the one that is gone.
+            with suppress(FileNotFoundError):
+                for key in sorted(key for key in keys if key.endswith(".seg")):
+                    for frame in decoder.feed(self.parts.storage.get(key)):
+                        if frame.end > end:
+                            yield bytes(frame.payload)[max(0, end - frame.offset) :]
+                            end = frame.end
+                is_read = True
 
     def metric(self, name: str) -> int:
         """Return the leader's metric of logs; 0 while nobody leads."""
