@@ -25,8 +25,9 @@ from controller.provider_config.gcp import GcpProvider, GcpRegion
 from controller.provider_config.program import ExecProvider
 from controller.provider_config.qemu import QemuPrograms, QemuProvider
 from controller.provider_config.reading import ProviderConfig
-from controller.store.accounts import Role, User
+from controller.store.accounts import User
 from controller.store.base import Snapshot
+from fairlead.model.spec import Role
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.machines.parts import machine, offer
 
