@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
 
+from common.http import why_lost
 from controller.clouds.base import CloudAway, CloudError
 from fairlead.wire.decoders import decoder_of
 
@@ -57,10 +59,27 @@ class Rest:
                 status, body = answer.status, await answer.read()
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # TimeoutError is an OSError.
-            raise CloudAway(f"{what}: {error or type(error).__name__}"[:_MAX_SHOWN]) from None
+            raise CloudAway(f"{what}: {why_away(error)}"[:_MAX_SHOWN]) from None
         if status >= _FIRST_ERROR:
             raise self._refusal(what, status, body)
         try:
             return decoder_of(type_).decode(body or b"{}")
         except msgspec.MsgspecError as error:
             raise CloudAway(f"{what} gave a wrong answer: {error}") from None
+
+
+def why_away(error: Exception) -> str:
+    """Return why the API gave no answer, without the words of the HTTP library."""
+    match error:
+        case aiohttp.ClientConnectorCertificateError(host=host, certificate_error=why):
+            return f"the certificate of {host} is not trusted ({why})"
+        case aiohttp.ClientConnectorDNSError(host=host):
+            return f"this machine finds no address of {host}"
+        case aiohttp.ClientConnectorError(host=host, port=port, os_error=why):
+            # An error of several addresses has no number.
+            cause = f" ({os.strerror(why.errno)})" if why.errno else ""
+            return f"nothing answers at {host}:{port}{cause}"
+        case aiohttp.InvalidURL():
+            return f"{error} is no address"
+        case _:
+            return why_lost(error)

@@ -126,12 +126,17 @@ def _with_files(
 def _config_file(path: Path) -> ConfigFile:
     """Return the file as this version reads it at its start."""
     try:
-        providers = load_operating(path).providers
+        operating = load_operating(path)
+        providers = operating.providers
         for name, one in providers.items():
             require_library(name, one)
     except (SourceError, CannotStart) as error:
         return ConfigFile(path=path, fault=str(error))
-    return ConfigFile(path=path, regions={name: one.regions for name, one in providers.items()})
+    return ConfigFile(
+        path=path,
+        regions={name: one.regions for name, one in providers.items()},
+        limited=frozenset(operating.spending.users),
+    )
 
 
 def _setup(

@@ -17,7 +17,12 @@ from controller.daemon.gateways import gateway_settings
 from controller.daemon.lease import Leading, lease_kept
 from controller.daemon.listening import Join, join_point
 from controller.daemon.options import CannotStart, Options
-from controller.daemon.providers import Catalogs, machine_settings, require_providers
+from controller.daemon.providers import (
+    Catalogs,
+    machine_settings,
+    require_providers,
+    warn_of_unknown_users,
+)
 from controller.daemon.stores import METRICS_NAME, metric_bucket, open_stores, own_bucket
 from controller.disk import Disk
 from controller.lifecycle.model import Node
@@ -73,6 +78,7 @@ async def open_parts(
     shipper = _shipper(options, own, known, chance)
     stores = open_stores(options, store, own, installation_id, closing, shipper)
     require_providers(options, snapshot)
+    warn_of_unknown_users(options, snapshot)
     progress, routes = PullsInProgress(), RouteTable()
     gate = Gate(snapshot.users, snapshot.tokens, clock, snapshot.service_keys)
     assembly = Assembly(

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import hmac
 import importlib
+import logging
 from collections.abc import Iterable, Iterator
 
 import asyncssh
@@ -15,6 +16,7 @@ from controller import identity
 from controller.clouds.base import Cloud
 from controller.clouds.catalog import CannotKeep, Catalog
 from controller.daemon.options import CannotStart, Options
+from controller.lifecycle.inventory import unknown_users
 from controller.lifecycle.machines.homes import homeless
 from controller.lifecycle.machines.model import Machine
 from controller.machines.manager import MachineSettings
@@ -28,6 +30,7 @@ from controller.service.machines.user_data import JoinPoint, UserData, render
 from controller.store.base import Changes, Snapshot, Store, StoredCatalog
 from controller.store.errors import StoreError
 
+log = logging.getLogger(__name__)
 _DIGEST_LENGTH = 16
 
 
@@ -37,6 +40,14 @@ def require_providers(options: Options, snapshot: Snapshot) -> None:
     regions = {name: one.regions for name, one in options.providers.items()}
     if (missing := homeless(regions, snapshot.machines)) is not None:
         raise CannotStart(missing)
+
+
+def warn_of_unknown_users(options: Options, snapshot: Snapshot) -> None:
+    """Tell of budgets of users that there are not: a misspelt one limits nobody."""
+    # No refusal: a user may be added later, or was removed.
+    users = {user.name for user in snapshot.users}
+    if unknown := unknown_users(options.spending.users, users):
+        log.warning("%s", unknown)
 
 
 class Catalogs:

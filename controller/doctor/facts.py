@@ -16,11 +16,13 @@ from controller.tls import CertificateFiles
 
 class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
     """The controller's file. `fault`: why a controller does not start with it, with the fix.
-    `regions`: those of its providers, by their names; None: the provider has no regions."""
+    `regions`: those of its providers, by their names; None: the provider has no regions.
+    `limited`: the users with a budget of their own."""
 
     path: Path
     fault: str | None = None
     regions: Mapping[str, Collection[str] | None] = {}
+    limited: frozenset[str] = frozenset()
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):

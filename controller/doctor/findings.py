@@ -10,6 +10,7 @@ from controller import __version__
 from controller.doctor.facts import Certificate, Facts
 from controller.following import MAX_CLOCK_DIFFERENCE, minor_steps
 from controller.identity import INSTALLATION_NAME
+from controller.lifecycle.inventory import unknown_users
 from controller.lifecycle.machines.homes import homeless
 from controller.outputs.bucket import fingerprint_of
 from controller.store import schema
@@ -345,6 +346,8 @@ def _config(facts: Facts) -> Iterator[Finding]:
         yield bad("config", f"no controller starts like this: {missing}", fix)
     elif file is None:
         yield ok("config", "none is named")
+    elif unknown := unknown_users(file.limited, facts.database.users):
+        yield warn("config", unknown, f"edit {file.path}, or add the user")
     else:
         yield ok("config", f"{file.path} can be used")
 

@@ -5,7 +5,8 @@ Times are Unix seconds, sizes bytes, CPU is in cores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -69,6 +70,19 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
     def of(self, user: str) -> Budget:
         """Return the limits of this user."""
         return self.users.get(user, self.each_user)
+
+
+def unknown_users(limited: Collection[str], known: Collection[str] | None) -> str | None:
+    """Return which users of the file's `budget.users` there are not; None: all are there, or nobody
+    knows (`known` None)."""
+    unknown = [] if known is None else sorted(set(limited).difference(known))
+    if known is None or not unknown:
+        return None
+    name, more = unknown[0], len(unknown) - 1
+    others = f", nor for {more} more" if more else ""
+    alike = difflib.get_close_matches(name, known, n=1)
+    meant = f"; did you mean {alike[0]}?" if alike else ""
+    return f"budget.users.{name} limits nobody: there is no user {name}{others}{meant}"
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):

@@ -447,6 +447,7 @@ class _Turn:
         for report in reports:
             if isinstance(report, InstanceKnown) and report.place is not None:
                 self._reach(after, report.place)
+        self._let_join(after)
         if after is machine:
             return
         stays = after.status in (MachineStatus.PROVISIONING, MachineStatus.JOINED)
@@ -533,6 +534,18 @@ class _Turn:
         self._changed_nodes[node.id] = replace(
             node, address=address, status=NodeStatus.CONNECTING, registration=None, message=None
         )
+
+    def _let_join(self, machine: Machine) -> None:
+        """Let an expected machine join as long as it may boot, also after its fleet's limit has
+        changed."""
+        node = self._node(machine.id)
+        if node is None or node.registration is None or not machine.is_live:
+            return
+        standing = self._standing.get(machine.fleet)
+        until = life.boots_until(machine, None if standing is None else standing.policy)
+        if node.registration.expires_at != until:
+            registration = replace(node.registration, expires_at=until)
+            self._changed_nodes[node.id] = replace(node, registration=registration)
 
     def end_broken_orders(self) -> None:
         machines = list(self._rentals.machines.values())

@@ -52,6 +52,8 @@ class DatabaseFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A session has the leader's lock."""
     machines: tuple[Machine, ...] = ()
     """Those that live at their providers."""
+    users: frozenset[str] | None = None
+    """The names of all users; None: there are no tables yet."""
     sight: Sight | None = None
     """The controllers that share it; None: the schema is older than that."""
 
@@ -66,6 +68,7 @@ def sqlite_facts(database: Database) -> DatabaseFacts:
             taken = time.monotonic() - began
             installation = schema.installation_of(connection)
             machines = _live_machines(connection)
+            users = _users(connection)
             # Without comparing indexes with their tables, which takes much longer (SQLite's pragma
             # page).
             problem = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
@@ -81,6 +84,7 @@ def sqlite_facts(database: Database) -> DatabaseFacts:
         schema=version,
         installation=installation,
         machines=machines,
+        users=users,
     )
 
 
@@ -132,6 +136,7 @@ def _postgresql(connection: sa.Connection, own_time: Callable[[], float]) -> Dat
         schema=version,
         installation=schema.installation_of(connection),
         machines=_live_machines(connection),
+        users=_users(connection),
         holder=None if lease is None else lease.holder,
         lease_left=None if lease is None else lease.expires_at - row.now,
         sight=_sight(connection, version or ""),
@@ -150,6 +155,12 @@ def _is_locked(connection: sa.Connection) -> bool:
 
 def _sight(connection: sa.Connection, version: str) -> Sight | None:
     return sight_of(connection, version) if version >= schema.CONTROLLERS_SINCE else None
+
+
+def _users(connection: sa.Connection) -> frozenset[str] | None:
+    if not sa.inspect(connection).has_table(schema.users.name):
+        return None
+    return frozenset(connection.execute(sa.select(schema.users.c.name)).scalars())
 
 
 def _live_machines(connection: sa.Connection) -> tuple[Machine, ...]:

@@ -136,6 +136,13 @@ def test_a_healthy_controller_is_told_so_in_each_check() -> None:
             "error bucket: s3://ours (--outputs-bucket) cannot be used: no such key",
         ),
         (
+            msgspec.structs.replace(
+                of_database(users=frozenset({"ada"})),
+                setup=setup(config=ConfigFile(path=Path("/c.yaml"), limited=frozenset({"adda"}))),
+            ),
+            "warning config: budget.users.adda limits nobody: there is no user adda; did you mean",
+        ),
+        (
             changed(setup=setup(bucket=None, outputs_bucket=BUCKET.bucket)),
             "warning value: /data alone has the keys, uploads, small outputs and all lists of",
         ),

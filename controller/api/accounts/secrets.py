@@ -12,7 +12,7 @@ from fairlead.documents.accounts import SecretView
 from fairlead.queries import Query
 
 
-class SecretBody(msgspec.Struct, frozen=True, kw_only=True):
+class SecretBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`shared`: for the runs of all users; only an admin may set it."""
 
     value: str

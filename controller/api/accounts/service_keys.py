@@ -10,7 +10,7 @@ from controller.api.views import derived
 from fairlead.documents.services import NewServiceKeyView, ServiceKeyView
 
 
-class ServiceKeyBody(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceKeyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     service: str
     label: str = ""
 

@@ -21,23 +21,23 @@ from fairlead.documents.accounts import (
 )
 
 
-class UserBody(msgspec.Struct, frozen=True, kw_only=True):
+class UserBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     role: Role = Role.USER
     bands: tuple[Band, ...] = ()
 
 
-class RoleBody(msgspec.Struct, frozen=True, kw_only=True):
+class RoleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     role: Role
 
 
-class GrantBody(msgspec.Struct, frozen=True, kw_only=True):
+class GrantBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All bands that the user shall have; empty: none."""
 
     bands: tuple[Band, ...]
 
 
-class TokenBody(msgspec.Struct, frozen=True, kw_only=True):
+class TokenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`user` defaults to the caller; without `expires_in` (seconds) the token does not expire."""
 
     user: str | None = None

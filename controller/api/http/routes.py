@@ -7,11 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
+import msgspec.inspect
 from aiohttp import web
 
 from common.refusals import Invalid
 from controller.service import ControllerService
 from controller.store.accounts import StoredToken, User
+from fairlead.configuration.hints import not_a_field
 from fairlead.queries import Query, QueryError, parse
 from fairlead.wire.decoders import decoder_of
 
@@ -89,12 +91,14 @@ Q = TypeVar("Q", bound=Query)
 def decode_body(data: bytes, shape: type[T]) -> T:
     """Return the body. Raises Invalid with the field.
 
-    Unknown fields are ignored, so that a newer client can talk to an older controller.
+    Every body refuses unknown fields: with `machine` for `machines`, a fleet rented nothing any
+    more. A newer client leaves out what it was not asked for, so an older controller still takes
+    the rest.
     """
     try:
         return decoder_of(shape).decode(data or b"{}")
     except msgspec.ValidationError as error:
-        raise _invalid(error, "the body") from None
+        raise _unknown_field(error, shape) or _invalid(error, "the body") from None
     # msgspec decodes strings only when it reaches them: half a character is found there.
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"the body is not JSON: {error}", code="not_json") from None
@@ -111,6 +115,35 @@ def decode_query(parameters: Mapping[str, str], shape: type[Q]) -> Q:
         raise Invalid(str(error), field=error.field) from None
     except msgspec.ValidationError as error:
         raise _invalid(error, "the query") from None
+
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?([^`]*)`)?", re.DOTALL)
+
+
+def _unknown_field(error: msgspec.ValidationError, shape: type) -> Invalid | None:
+    """Return the refusal that says which fields there are, if the body has an unknown one."""
+    found = _UNKNOWN.fullmatch(str(error))
+    if found is None:
+        return None
+    # Anyone may send it: no control characters go into answers and logs.
+    name = "".join(char for char in found[1] if char.isprintable())[:60]
+    place = found[2] or ""
+    message, allowed = not_a_field(name, _fields_at(shape, place), {}, {}, is_in_schema=False)
+    fields = f" (fields: {allowed})" if allowed and allowed not in message else ""
+    return Invalid(f"{message}{fields}", field=f"{place}.{name}" if place else name)
+
+
+def _fields_at(shape: type, place: str) -> list[str]:
+    """Return the names of the fields of the object at this place of a body, such as `runs[0]`."""
+    found = msgspec.inspect.type_info(shape)
+    for step in re.findall(r"\[[^\]]*\]|[^.\[\]]+", place):
+        if isinstance(found, msgspec.inspect.StructType):
+            found = next(one.type for one in found.fields if one.encode_name == step)
+        elif isinstance(found, msgspec.inspect.ListType | msgspec.inspect.VarTupleType):
+            found = found.item_type
+    if isinstance(found, msgspec.inspect.StructType):
+        return [one.encode_name for one in found.fields]
+    return []
 
 
 def _invalid(error: msgspec.ValidationError, what: str) -> Invalid:

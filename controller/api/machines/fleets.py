@@ -14,7 +14,7 @@ from fairlead.documents.machines import FleetMachinesView
 from fairlead.documents.nodes import FleetView
 
 
-class NewFleetBody(msgspec.Struct, frozen=True, kw_only=True):
+class NewFleetBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`placement`: the attribute whose value the nodes of one gang share. `machines`, `budget`: the
     sections of a fleet's file."""
 
@@ -25,17 +25,17 @@ class NewFleetBody(msgspec.Struct, frozen=True, kw_only=True):
     budget: dict[str, Any] | None = None
 
 
-class FleetBody(msgspec.Struct, frozen=True, kw_only=True):
+class FleetBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The changes. An empty `placement` and an attribute of null are removed."""
 
     placement: str | None = None
     attributes: dict[str, str | None] = {}
 
 
-class FleetImagesBody(msgspec.Struct, frozen=True, kw_only=True):
+class FleetImagesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields `images` and `registry_auth` of a fleet's file. It replaces what was there."""
 
-    images: list[Any] = []
+    images: list[Any]
     registry_auth: dict[str, Any] | None = None
 
     def __repr__(self) -> str:

@@ -29,18 +29,18 @@ from fairlead.queries import Query
 from fairlead.wire.node import Finding
 
 
-class DrainBody(msgspec.Struct, frozen=True, kw_only=True):
+class DrainBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`deadline`: seconds from now; jobs that still run there then end as node_drained."""
 
     reason: str | None = None
     deadline: float | None = None
 
 
-class CordonBody(msgspec.Struct, frozen=True, kw_only=True):
+class CordonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reason: str | None = None
 
 
-class NodeBody(msgspec.Struct, frozen=True, kw_only=True):
+class NodeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The changes. `attributes`: null removes one. `host_key` and `accept_host_key` pin another
     host key, as when a node is added."""
 
@@ -50,7 +50,7 @@ class NodeBody(msgspec.Struct, frozen=True, kw_only=True):
     accept_host_key: str | None = None
 
 
-class RegisterBody(msgspec.Struct, frozen=True, kw_only=True):
+class RegisterBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The address of the node's sshd."""
 
     host: str

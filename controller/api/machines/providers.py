@@ -18,11 +18,11 @@ from fairlead.documents.providers import (
 )
 
 
-class NoBody(msgspec.Struct, frozen=True, kw_only=True):
+class NoBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nothing is asked for."""
 
 
-class TrialBody(msgspec.Struct, frozen=True, kw_only=True):
+class TrialBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`instance_type` null: the cheapest machine on demand."""
 
     instance_type: str | None = None

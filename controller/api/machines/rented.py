@@ -18,11 +18,11 @@ from fairlead.documents.nodes import FleetView
 from fairlead.queries import CostsQuery
 
 
-class MachinesBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The sections `machines` and `budget` of a fleet's file; without `machines` the fleet rents no
-    more."""
+class MachinesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sections `machines` and `budget` of a fleet's file; with `machines` null the fleet rents
+    no more."""
 
-    machines: dict[str, Any] | None = None
+    machines: dict[str, Any] | None
     budget: dict[str, Any] | None = None
 
 

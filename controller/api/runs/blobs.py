@@ -29,7 +29,7 @@ class BlobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     size: int
 
 
-class PartsBody(msgspec.Struct, frozen=True, kw_only=True):
+class PartsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`parts`: all bytes of the blob, in their order."""
 
     parts: Parts
@@ -41,7 +41,7 @@ class PartsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...]
 
 
-class PartsManifest(msgspec.Struct, frozen=True, kw_only=True):
+class PartsManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The first line of an upload in parts; the bytes of the parts in `sent` follow, in their order
     and each as often as the blob has it."""
 

@@ -46,7 +46,7 @@ own times: one watch of a sweep with 100 live jobs took a fourth of the controll
 ClientKey = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
-class SubmitBody(msgspec.Struct, frozen=True, kw_only=True):
+class SubmitBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`configuration`: the YAML's content. The same `client_key` gives the same run again."""
 
     configuration: dict[str, Any]
@@ -65,7 +65,7 @@ class SubmitBody(msgspec.Struct, frozen=True, kw_only=True):
     `start-again`."""
 
 
-class SubmitYamlBody(msgspec.Struct, frozen=True, kw_only=True):
+class SubmitYamlBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`source`: the text of a YAML file. It is of a task that needs nothing of its author's
     machine: no `repos` and `files`, no variable of the environment. The rest is as of a
     submission."""
@@ -78,13 +78,13 @@ class SubmitYamlBody(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None = None
 
 
-class StartAgainBody(msgspec.Struct, frozen=True, kw_only=True):
+class StartAgainBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`configuration`: as of a submission; only code, commands and environment may differ."""
 
     configuration: dict[str, Any]
 
 
-class WatcherBody(msgspec.Struct, frozen=True, kw_only=True):
+class WatcherBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A client that watches a run. `watcher`: a name that it makes up. `seconds`: for how long it
     counts as there; 0: it leaves."""
 
@@ -92,11 +92,11 @@ class WatcherBody(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Annotated[float, msgspec.Meta(ge=0, le=LEASE_SECONDS)]
 
 
-class SubmitManyBody(msgspec.Struct, frozen=True, kw_only=True):
+class SubmitManyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     runs: Annotated[tuple[SubmitBody, ...], msgspec.Meta(min_length=1, max_length=MAX_BATCH)]
 
 
-class SubmitTogetherBody(msgspec.Struct, frozen=True, kw_only=True):
+class SubmitTogetherBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Several runs as one act: all are submitted, or none. In `after`, a name among them means that
     run. `if_exists` must be `error`."""
 
@@ -118,17 +118,17 @@ class RunSubmission(msgspec.Struct, frozen=True, kw_only=True):
     configuration: dict[str, Any]
 
 
-class StopBody(msgspec.Struct, frozen=True, kw_only=True):
+class StopBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     abort: bool = False
 
 
-class SuspendBody(msgspec.Struct, frozen=True, kw_only=True):
+class SuspendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`abort_running`: also end running jobs, with a grace of 10 s."""
 
     abort_running: bool = False
 
 
-class ScaleBody(msgspec.Struct, frozen=True, kw_only=True):
+class ScaleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`nodes`: the new number of jobs of the group."""
 
     group: str

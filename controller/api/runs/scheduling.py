@@ -16,7 +16,7 @@ from fairlead.documents.plans import ExplainView, GroupPlanView, OffersView, Pla
 from fairlead.documents.sweeps import SweepPlanView
 
 
-class PlanBody(msgspec.Struct, frozen=True, kw_only=True):
+class PlanBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`configuration`: the YAML's content."""
 
     configuration: dict[str, Any]

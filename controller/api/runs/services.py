@@ -22,7 +22,7 @@ from fairlead.documents.services import (
 )
 
 
-class DeployBody(msgspec.Struct, frozen=True, kw_only=True):
+class DeployBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`configuration`: the YAML's content. `only_ask`: show what would change, and change
     nothing."""
 
@@ -31,7 +31,7 @@ class DeployBody(msgspec.Struct, frozen=True, kw_only=True):
     only_ask: bool = False
 
 
-class RollbackBody(msgspec.Struct, frozen=True, kw_only=True):
+class RollbackBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`to`: the number of a deployment; null: the latest other one that was rolled out."""
 
     to: int | None = None

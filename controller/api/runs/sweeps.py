@@ -12,14 +12,14 @@ from fairlead.documents.sweeps import SetView
 from fairlead.queries import SetQuery
 
 
-class SetsBody(msgspec.Struct, frozen=True, kw_only=True):
+class SetsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`which`: numbers such as `3,7-9`, or values such as `seed=3,lr=0.1`, all of which must hold;
     null: to stop, all that have not ended; to retry, all that failed."""
 
     which: str | None = None
 
 
-class ParallelBody(msgspec.Struct, frozen=True, kw_only=True):
+class ParallelBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`max_parallel`: how many sets may be active at once; null: as many as there is room for."""
 
     max_parallel: int | None

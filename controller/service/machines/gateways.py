@@ -50,7 +50,12 @@ _URL = re.compile(r"https?://[!-~]{1,500}", re.ASCII)
 _EMAIL = re.compile(r"[^@\s]{1,100}@[^@\s]{1,150}", re.ASCII)
 
 
-class GatewayRequest(msgspec.Struct, frozen=True, kw_only=True):
+class CertificateRequest(Certificate, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A gateway's certificate as an admin writes it. Agents and stored gateways take what a newer
+    one knows."""
+
+
+class GatewayRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A gateway to add or change: `local_socket`, or `host` with `host_key` or
     `accept_host_key`."""
 
@@ -63,7 +68,7 @@ class GatewayRequest(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = AGENT_SOCKET
     host_key: str | None = None
     accept_host_key: str | None = None
-    certificate: Certificate = Certificate()
+    certificate: CertificateRequest = CertificateRequest()
     default: bool = False
 
 
@@ -233,7 +238,7 @@ class GatewayService:
             name=request.name,
             domain=request.domain,
             address=address,
-            certificate=request.certificate,
+            certificate=Certificate(**msgspec.structs.asdict(request.certificate)),
             is_default=request.default,
             key=None if known is None else known.key,
             created_at=self._clock.now() if known is None else known.created_at,

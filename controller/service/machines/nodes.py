@@ -33,7 +33,7 @@ MAX_REASON = 500
 DEFAULT_SHIM_SOCKET = "/run/fairlead/shim.sock"
 
 
-class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
+class NodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A node to add: either `local_socket`, or `host` with `host_key` or `accept_host_key`."""
 
     name: str

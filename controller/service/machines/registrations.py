@@ -40,7 +40,7 @@ _UNSAFE = frozenset(" \t\"'\\$")
 boot."""
 
 
-class Announcement(msgspec.Struct, frozen=True, kw_only=True):
+class Announcement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A node that will boot with the user-data of this announcement. `expires_after` is in
     seconds."""
 

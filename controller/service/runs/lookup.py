@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from common.refusals import Invalid, NotFound
 from controller.aio import Flag, Watch
 from controller.lifecycle.events import NO_RUN, Event
-from controller.lifecycle.model import Attempt, RunState
+from controller.lifecycle.model import Attempt, RunState, RunType
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.service.accounts.rights import sees_all
+from controller.service.accounts.rights import may_see, sees_all
 from controller.service.jobs.access import find_attempt, find_job
 from controller.service.runs.progress import ProgressWatch, PullsInProgress
 from controller.store.accounts import User
@@ -196,6 +196,16 @@ class RunReader:
             last = await self._store.find_run(last_known)
             _require_known(last_known, [] if last is None else [last.run.id])
         return [self._live.runs.get(state.run.id, state) for state in stored]
+
+    def live_of(self, kind: RunType, user: User) -> list[RunState]:
+        """Return all live runs of this type that the user may see, the newest first."""
+        # Not pages of all live runs: a service can be older than thousands of tasks.
+        found = [
+            state
+            for state in self._live.runs.values()
+            if state.run.type is kind and may_see(user, state.run)
+        ]
+        return sorted(found, key=lambda one: (one.run.submitted_at, one.run.id), reverse=True)
 
     async def events(self, query: EventQuery, *, user: User) -> list[StoredEvent]:
         """Return the events of a run, or of all runs that the user may see.

@@ -11,10 +11,7 @@ from controller.web.page import Page, PageRoute, Visit
 from controller.web.pages.durations import lasting
 from controller.web.pages.runs import RunRow, run_row
 from fairlead.documents.runs import RunView
-from fairlead.queries import RunQuery
 from fairlead.summaries.dev_environments import link, opens
-
-_MAX_RUNS = 1000
 
 
 class Ways(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,12 +67,9 @@ def environment_row(row: RunRow, view: RunView, ways: Ways) -> EnvironmentRow:
 
 async def list_environments(visit: Visit) -> Page:
     service = visit.service
-    states = await service.runs.lookup.page(RunQuery(limit=_MAX_RUNS), user=visit.user)
     names, positions = service.machines.nodes.names(), service.runs.queue.positions()
     rows = []
-    for state in states:
-        if state.run.type is not RunType.DEV_ENVIRONMENT:
-            continue
+    for state in service.runs.lookup.live_of(RunType.DEV_ENVIRONMENT, visit.user):
         view = await get_run(visit.as_call(run=state.run.id))
         ways = ways_of(state, view)
         if ways is not None:

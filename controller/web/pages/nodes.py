@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from urllib.parse import quote
 
@@ -13,7 +14,7 @@ from controller.api.machines import nodes as api
 from controller.api.machines.fleets import list_fleets
 from controller.api.machines.rented import MachinesQuery, list_machines
 from controller.api.views import iso_or_none
-from controller.lifecycle.model import RunState
+from controller.lifecycle.model import Node, RunState
 from controller.service.machines.faults import Hit
 from controller.service.machines.use import Holder
 from controller.web.page import Done, Page, PageRoute, Visit
@@ -212,12 +213,19 @@ def _because(reason: str | None) -> str:
 def fleets_of(
     fleets: Sequence[FleetView],
     nodes: Sequence[NodeView],
+    everything: Sequence[Node],
     holders: Mapping[str, Mapping[str, Holder]],
     broken: Collection[str] = (),
 ) -> tuple[FleetRows, ...]:
-    """Return the fleets with their nodes, in the order of their names; empty ones come last."""
+    """Return the fleets with their nodes, in the order of their names; empty ones come last.
+
+    `nodes`: those that the page shows, of `everything` that the summaries count.
+    """
     placements = {fleet.name: fleet.placement for fleet in fleets}
-    used = {node.fleet for node in nodes}
+    of_fleets: dict[str, list[Node]] = {}
+    for one in everything:
+        of_fleets.setdefault(one.fleet, []).append(one)
+    used = of_fleets.keys()
     names = sorted({*placements, *used}, key=lambda name: (name not in used, name))
     found = []
     for name in names:
@@ -226,21 +234,24 @@ def fleets_of(
             for node in nodes
             if node.fleet == name
         )
+        summary = _summary(of_fleets.get(name, ()), holders)
         found.append(
-            FleetRows(name=name, placement=placements.get(name), nodes=rows, summary=_summary(rows))
+            FleetRows(name=name, placement=placements.get(name), nodes=rows, summary=summary)
         )
     return tuple(found)
 
 
-def _summary(rows: Sequence[NodeRow]) -> str:
-    states = [square.state for row in rows for square in row.squares]
+def _summary(nodes: Sequence[Node], holders: Mapping[str, Mapping[str, Holder]]) -> str:
+    states = Counter[str]()
+    for node in nodes:
+        used = holders.get(node.id, {})
+        for gpu in node.capacity.gpus:
+            states["cordoned" if not gpu.healthy else "used" if gpu.uuid in used else "free"] += 1
     gpus = ", ".join(
-        f"{states.count(state)} {state}"
-        for state in ("free", "used", "cordoned")
-        if state in states
+        f"{states[state]} {state}" for state in ("free", "used", "cordoned") if states[state]
     )
-    nodes = f"{len(rows)} node{'' if len(rows) == 1 else 's'}"
-    return f"{nodes}, {len(states)} GPUs ({gpus})" if states else nodes
+    told = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
+    return f"{told}, {states.total()} GPUs ({gpus})" if states else told
 
 
 def machine_row(machine: MachineView) -> MachineRow:
@@ -317,9 +328,12 @@ async def list_nodes(visit: Visit) -> Page:
     fleets = await list_fleets(visit.as_call(query=PageQuery(limit=PAGE_OF_NODES)))
     broken = visit.service.machines.faults.broken_nodes()
     holders = visit.service.machines.nodes.holders(visit.user)
-    rows = fleets_of(fleets.fleets, answer.nodes, holders, broken)
+    # What is counted and summed is of all: the lists are of one page.
+    everything = visit.service.machines.nodes.all()
+    rows = fleets_of(fleets.fleets, answer.nodes, everything, holders, broken)
     query = MachinesQuery(limit=PAGE_OF_NODES)
-    rented = (await list_machines(visit.as_call(query=query))).machines
+    rented = await list_machines(visit.as_call(query=query))
+    all_rented = visit.service.machines.rented.all()
     return Page(
         template="nodes.html",
         title="Nodes",
@@ -327,10 +341,12 @@ async def list_nodes(visit: Visit) -> Page:
         context={
             "fleets": rows,
             "has_nodes": bool(answer.nodes),
-            "broken_rows": [row for fleet in rows for row in fleet.nodes if row.is_broken],
+            "broken_nodes": [one for one in everything if one.id in broken],
             "are_more": answer.next_cursor is not None,
-            "machines": [machine_row(one) for one in rented],
-            "per_hour": money(sum(one.price for one in rented)),
+            "machines": [machine_row(one) for one in rented.machines],
+            "are_more_machines": rented.next_cursor is not None,
+            "rented": len(all_rented),
+            "per_hour": money(sum(one.offer.price for one in all_rented)),
         },
     )
 

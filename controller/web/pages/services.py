@@ -10,9 +10,6 @@ from controller.api.runs.services import get_service
 from controller.lifecycle.model import RunType
 from controller.web.page import Page, PageRoute, Visit
 from fairlead.documents.services import ReplicaView, ServiceGroupView, ServiceView
-from fairlead.queries import RunQuery
-
-_MAX_RUNS = 1000
 
 
 class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,11 +88,9 @@ def service_row(service: ServiceView) -> ServiceRow:
 
 
 async def list_services(visit: Visit) -> Page:
-    states = await visit.service.runs.lookup.page(RunQuery(limit=_MAX_RUNS), user=visit.user)
     rows = [
         service_row(await get_service(visit.as_call(run=state.run.id)))
-        for state in states
-        if state.run.type is RunType.SERVICE
+        for state in visit.service.runs.lookup.live_of(RunType.SERVICE, visit.user)
     ]
     return Page(
         template="services.html", title="Services", section="Services", context={"services": rows}

@@ -341,15 +341,42 @@ async def test_a_number_that_no_list_can_count_to_is_refused(
         assert await shape_of(answer) == (400, "invalid", field)
 
 
-async def test_an_unknown_field_of_a_newer_client_is_ignored(
-    api: TestClient[Any, Any],
+_RUN = {"configuration": {"type": "task", "commands": ["true"]}}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "field", "fix"),
+    [
+        ("POST", "runs", {**_RUN, "if_exist": "keep"}, "if_exist", "did you mean if_exists?"),
+        ("POST", "runs:batch", {"runs": [{**_RUN, "nam": "a"}]}, "runs[0].nam", "name?"),
+        ("PUT", "fleets/default/machines", {"machine": {}}, "machine", "machines?"),
+        ("PATCH", "fleets/default", {"machines": {}}, "machines", "(fields: attributes, placement"),
+        ("POST", "nodes", {"name": "a", "local_sockt": "/s"}, "local_sockt", "local_socket?"),
+        (
+            "POST",
+            "gateways",
+            {"name": "a", "domain": "b.c", "certificate": {"emial": "a@b.c"}},
+            "certificate.emial",
+            "email?",
+        ),
+    ],
+)
+async def test_an_unknown_field_is_refused_by_its_name(
+    api: TestClient[Any, Any], method: str, path: str, body: dict[str, Any], field: str, fix: str
 ) -> None:
-    configuration = {"type": "task", "commands": ["true"]}
-    async with api.post("/v1/runs", json={"configuration": configuration, "colour": 1}) as answer:
-        assert answer.status == 201
-    local = {"name": "here", "local_socket": "/run/fairlead/shim.sock", "colour": 1}
-    async with api.post("/v1/nodes", json=local) as answer:
-        assert answer.status == 201
+    async with api.request(method, f"/v1/{path}", json=body) as answer:
+        assert await shape_of(answer) == (400, "invalid", field)
+        assert fix in (await answer.json())["error"]["message"]
+    async with api.get("/v1/runs") as answer:
+        assert (await answer.json())["runs"] == []
+
+
+@pytest.mark.parametrize(("path", "field"), [("machines", "machines"), ("images", "images")])
+async def test_what_replaces_a_section_of_a_fleet_must_name_it(
+    api: TestClient[Any, Any], path: str, field: str
+) -> None:
+    async with api.put(f"/v1/fleets/default/{path}", json={}) as answer:
+        assert await shape_of(answer) == (400, "invalid", field)
 
 
 async def test_an_unknown_field_of_a_configuration_is_refused(api: TestClient[Any, Any]) -> None:

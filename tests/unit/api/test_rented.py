@@ -29,7 +29,7 @@ GOOD = {"provider": "lab", "nodes": "0..2"}
             {"machines": GOOD, "budget": {"per_hour": 0}},
             (400, "invalid_configuration", "budget.per_hour"),
         ),
-        ({"budget": {"per_hour": 1}}, (400, "invalid", "budget")),
+        ({"machines": None, "budget": {"per_hour": 1}}, (400, "invalid", "budget")),
     ],
 )
 async def test_what_could_rent_nothing_is_refused_with_its_field(

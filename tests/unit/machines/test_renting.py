@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -73,6 +74,26 @@ async def test_a_machine_whose_node_takes_no_work_yet_is_not_bought_twice() -> N
         waits = lab.waits_for(state)
         assert refused in waits
         assert slow in waits
+
+
+async def test_a_machine_that_boots_may_join_as_long_as_its_fleet_lets_it_boot() -> None:
+    async with renting(MemoryCloud(offer()), fleet(boot_limit=300.0)) as lab:
+        await lab.pipeline.admit(parts.run("hello"))
+        await lab.until(lambda: any(one.instance_id for one in lab.rentals.committed.values()))
+        machine = lab.only()
+
+        def may_join_for(limit: float) -> bool:
+            registration = lab.pipeline.nodes[machine.id].registration
+            return registration is not None and registration.expires_at == (
+                machine.ordered_at + limit
+            )
+
+        assert may_join_for(300.0)
+        for limit in (900.0, 600.0):
+            await lab.pipeline.save_fleet(fleet(boot_limit=limit), "burst")
+            await lab.until(partial(may_join_for, limit))
+        await lab.after(400.0)
+        assert lab.only().status is MachineStatus.PROVISIONING
 
 
 async def test_an_orphan_is_told_once_and_so_is_its_end() -> None:

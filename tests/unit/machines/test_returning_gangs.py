@@ -202,7 +202,10 @@ def test_a_gang_orders_nothing_where_its_fleet_has_no_room_for_all_that_it_lacks
     bed.cluster.pipeline.fleet_changed("burst", fleet(max=3))
     bed.recall("m0", "m1")
     assert bed.look().orders == ()
-    why = "fleet burst has its most machines (3)"
+    why = (
+        "fleet burst may have 3 machines (`machines.nodes.max`); it has 2, and what is needed "
+        "would add 2"
+    )
     told = f"its provider takes the node back; no replacement is ordered yet: {why}"
     assert bed.told() == [told, told]
 

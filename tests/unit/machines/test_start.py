@@ -11,14 +11,23 @@ import msgspec
 import pytest
 
 from controller.daemon.options import CannotStart, Options
-from controller.daemon.providers import Catalogs, machine_settings, make_cloud, require_providers
+from controller.daemon.providers import (
+    Catalogs,
+    machine_settings,
+    make_cloud,
+    require_providers,
+    warn_of_unknown_users,
+)
+from controller.lifecycle.inventory import Budget, Spending
 from controller.lifecycle.machines.model import MachineStatus
 from controller.provider_config.aws import AwsProvider, AwsRegion
 from controller.provider_config.gcp import GcpProvider, GcpRegion
 from controller.provider_config.program import ExecProvider
 from controller.provider_config.qemu import QemuPrograms, QemuProvider
 from controller.provider_config.reading import ProviderConfig
+from controller.store.accounts import User
 from controller.store.base import Snapshot
+from fairlead.model.spec import Role
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.machines.parts import machine, offer
 
@@ -43,6 +52,20 @@ def test_a_provider_with_a_live_machine_stays_in_the_file(tmp_path: Path) -> Non
     start(tmp_path, "north", MachineStatus.TERMINATED)
     # A program names its regions itself.
     start(tmp_path, "north", MachineStatus.JOINED, lab=ExecProvider(command=("/bin/true",)))
+
+
+def test_a_budget_of_a_user_that_there_is_not_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = Snapshot(users=(User(name="ada", role=Role.USER, created_at=0.0),))
+    mine = Spending(users={"ada": Budget(per_hour=1.0)})
+    warn_of_unknown_users(Options(data=tmp_path, spending=mine), known)
+    assert caplog.messages == []
+    wrong = Spending(users={**mine.users, "adda": Budget(per_hour=1.0)})
+    warn_of_unknown_users(Options(data=tmp_path, spending=wrong), known)
+    assert caplog.messages == [
+        "budget.users.adda limits nobody: there is no user adda; did you mean ada?"
+    ]
 
 
 def test_a_region_with_a_live_machine_stays_in_the_file(tmp_path: Path) -> None:

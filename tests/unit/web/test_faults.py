@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import pytest
 from msgspec.structs import replace
@@ -19,10 +20,13 @@ from controller.lifecycle.model import (
     NodeStatus,
     RunState,
 )
+from controller.scheduling.index import CapacityIndex
 from controller.service.machines.faults import is_broken, was_hit
 from controller.store.base import Changes
+from controller.web.pages import nodes
 from fairlead.model.reasons import Reason
 from tests.unit.api.conftest import Controller
+from tests.unit.machines.parts import machine, offer, rentals_of
 from tests.unit.store.samples import a_run, submission
 from tests.unit.web.conftest import Browser
 
@@ -130,6 +134,25 @@ async def test_the_list_shows_a_node_with_a_dead_gpu_as_such(
     mended = await admin.fragment("/dashboard/nodes", "fleets")
     assert "a person" not in mended
     assert "is broken" not in mended
+
+
+async def test_what_the_page_of_nodes_counts_is_of_all_and_not_of_its_list(
+    admin: Browser, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "PAGE_OF_NODES", 1)
+    for number, gpu in enumerate((WELL, DEAD, DEAD)):
+        one = a_node(replace(gpu, uuid=f"GPU-{number}"), id=f"n{number}", name=f"h100-{number}")
+        await controller.pipeline.save_node(one, one.id)
+    some = [machine(f"m{one}", offer=offer(price=2.0), ordered_at=time.time()) for one in range(3)]
+    controller.pipeline.rentals = rentals_of(CapacityIndex(), *some)
+
+    shown = await admin.fragment("/dashboard/nodes", "fleets")
+
+    assert "3 nodes, 3 GPUs (1 free, 2 cordoned)" in shown
+    assert "2 nodes need a person" in shown
+    assert "h100-2</a>" in shown
+    assert "3 machines, 6.00 an hour" in shown
+    assert shown.count("There are more") == 2
 
 
 async def test_the_navigation_counts_what_is_broken(admin: Browser, controller: Controller) -> None:

@@ -35,6 +35,7 @@ from controller.web.pages.services import group_row
 from fairlead.documents.nodes import GpuView
 from fairlead.documents.services import ServiceGroupView
 from fairlead.model.statuses import AllocationState
+from fairlead.queries import RunQuery
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 from tests.unit.lifecycle.test_inactivity import NOTES, DeskPlay
 from tests.unit.machines.parts import NOW, machine, rentals_of
@@ -216,6 +217,23 @@ async def test_a_service_leads_to_its_address_and_scales_itself(admin: Browser) 
     assert 'href="/dashboard/open/api"' in overview
     assert "Scale" not in overview
     assert 'href="/dashboard/open/api"' in await admin.fragment("/dashboard/services", "services")
+
+
+async def test_what_is_older_than_many_tasks_is_listed(
+    admin: Browser, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await submit(admin, type="service", name="api", port=8000)
+    await submit(admin, commands=[], name="desk", type="dev-environment", ide="vscode")
+    await submit(admin, name="newer")
+    listed = controller.store.list_runs
+
+    async def newest(query: RunQuery) -> list[RunState]:
+        return (await listed(query))[:1]
+
+    # As if a page of runs were full of tasks.
+    monkeypatch.setattr(controller.store, "list_runs", newest)
+    assert "api" in await admin.fragment("/dashboard/services", "services")
+    assert "desk" in await admin.fragment("/dashboard/dev-environments", "environments")
 
 
 @pytest.mark.parametrize(
