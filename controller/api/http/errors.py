@@ -28,6 +28,12 @@ controller may do it."""
 BUCKET_RETRY_SECONDS = 10
 """A client asks so much later for a log whose bucket does not answer, which may be for hours."""
 BUCKET_TOLD_SECONDS = 60.0
+NO_WEBSOCKET = (
+    "only a WebSocket is answered here, and the request asks for none: a proxy in front of the "
+    "controller must pass the headers Upgrade and Connection, as in docs/controller.md"
+)
+_NO_UPGRADE = ("No WebSocket UPGRADE hdr", "No CONNECTION upgrade hdr")
+"""How aiohttp refuses a request for no WebSocket. nginx takes both headers away by default."""
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
 
 
@@ -108,8 +114,9 @@ def body_too_slow(seconds: float) -> web.Response:
 
 
 def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
+    text = " ".join((error.text or error.reason).split())
     messages = {
-        400: " ".join((error.text or error.reason).split()),
+        400: NO_WEBSOCKET if text.startswith(_NO_UPGRADE) else text,
         404: f"there is no {request.path}; /v1/openapi.json lists all paths",
         405: f"{request.path} does not support {request.method}",
         413: f"the body is larger than {request.client_max_size} bytes",

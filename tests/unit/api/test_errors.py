@@ -477,3 +477,13 @@ def test_a_bucket_that_is_away_is_told_once_a_minute(caplog: pytest.LogCaptureFi
         "the bucket of logs does not answer: s3://logs/b: timed out "
         "(GET /v1/runs/hello/logs; 299 more requests since this was told last)"
     ]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Upgrade": "websocket", "Connection": "close"}])
+async def test_a_proxy_that_passes_no_websockets_is_named(
+    api: TestClient[Any, Any], headers: dict[str, str]
+) -> None:
+    await submit(api, name="hello")
+    async with api.get("/v1/runs/hello/logs/ws", headers=headers) as answer:
+        assert answer.status == 400
+        assert (await answer.json())["error"]["message"] == errors_of_requests.NO_WEBSOCKET
