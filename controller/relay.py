@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from common.dialling import dial
+from common.links.dialling import dial
 from common.vanished import end_when_vanished
 
 T = TypeVar("T")

@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from common import pinned_certificates
-from common.dialling import dial
 from common.files.durable import write_durably
 from common.haproxy_admin import MAX_TRUSTED, HaproxyAway, HaproxyRefused
+from common.links.dialling import dial
 from common.links.errors import LinkError
 from common.pinned_certificates import BadCertificate
 from common.proxy.view import Replica

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import asyncssh
 import msgspec
 
-from common.dialling import dial
+from common.links.dialling import dial
 from common.links.errors import HostKeyRefused, LinkError, why_unreachable
 from common.links.host_keys import describe, describe_all, fetch, parse
 

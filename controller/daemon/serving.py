@@ -137,8 +137,7 @@ async def _among_peers(
         closing.push_async_callback(relay.close)
         await relay.listen(listening)
         ready(peers.url)
-        garbage = Garbage()
-        closing.callback(garbage.close)
+        closing.callback((garbage := Garbage()).close)
 
         take_back = partial(relay.take_back, listening)
         while await wait.until_it_may_lead(relay):

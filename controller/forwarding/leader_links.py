@@ -11,7 +11,7 @@ from functools import partial
 
 from aiohttp import web
 
-from common.dialling import dial
+from common.links.dialling import dial
 from common.proxy.headers import CLIENT, end_to_end, head_of
 from common.proxy.upstream import ReplicaConnection
 from common.streams import PortStream

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from functools import partial
 
-from common.dialling import dial
+from common.links.dialling import dial
 from controller.clouds.base import (
     Cloud,
     CloudError,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from common.dialling import dial
+from common.links.dialling import dial
 
 NOWHERE = "a." * 127 + "a"
 """A name that is too long for DNS: nobody is asked for it (RFC 1035, 2.3.4)."""
