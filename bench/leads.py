@@ -4,8 +4,8 @@ A controller works alone on a PostgreSQL database that has live runs. Its lease 
 and again: each time it follows, finds that nobody leads, and leads anew. All that was live hangs
 from the application of its lead, which nothing may keep (`controller/api/app.py`, `_let_go`).
 
-The process is told to collect its garbage after each lead. Python does so when it likes, and memory
-that was in use at once is not given back to the system.
+The process is told to collect its garbage after each lead; with `--by-itself` the bench waits until
+it does so by itself. Memory that was in use at once is not given back to the system.
 """
 
 from __future__ import annotations
@@ -39,22 +39,32 @@ _TOKEN = f"SELECT token FROM leases WHERE name = '{LEASE_NAME}' AND holder <> 't
 
 
 _COLLECTING = """
-import gc, pathlib, signal, sys
+import gc, pathlib, signal, sys, time
 mark = pathlib.Path(sys.argv.pop(1))
-def collect(*_):
-    gc.collect()
-    mark.touch()
-signal.signal(signal.SIGUSR2, collect)
+began = 0.0
+def note(phase, told):
+    global began
+    if phase == "start":
+        began = time.monotonic()
+    elif told["generation"] == 2:
+        mark.with_suffix(".new").write_text(str(time.monotonic() - began))
+        mark.with_suffix(".new").replace(mark)
+gc.callbacks.append(note)
+signal.signal(signal.SIGUSR2, lambda *_: gc.collect())
 from fairlead.__main__ import main
 sys.exit(main())
 """
-"""A `fairlead` that collects its garbage at a signal, and then makes a file."""
+"""A `fairlead` that collects its garbage at a signal, and writes how long each full collection
+took."""
 
 
 class Leads:
     """A controller that leads again whenever its lease was given away."""
 
-    def __init__(self, folder: Path, server: PostgresqlServer) -> None:
+    def __init__(self, folder: Path, server: PostgresqlServer, *, by_itself: bool) -> None:
+        self._by_itself = by_itself
+        self.collecting: list[float] = []
+        """Seconds that each collection took."""
         url = server.new_database()
         self._server = server
         self._database = url.partition("?")[0].rpartition("/")[2]
@@ -76,8 +86,10 @@ class Leads:
         wait_until(lambda: self._token() > given_away, what="the controller to lead again")
         wait_until(self._answers, what="an answer")
         self._collected.unlink(missing_ok=True)
-        self.controller.daemon.signal(signal.SIGUSR2)
+        if not self._by_itself:
+            self.controller.daemon.signal(signal.SIGUSR2)
         wait_until(self._collected.exists, what="the garbage to be collected")
+        self.collecting.append(float(self._collected.read_text()))
 
     def resident(self) -> int:
         """Return the bytes of memory that its process holds."""
@@ -102,7 +114,7 @@ def main() -> None:
     folder.chmod(0o755)
     server = PostgresqlServer(folder / "pg")
     server.start()
-    leads = Leads(folder, server)
+    leads = Leads(folder, server, by_itself=given.by_itself)
     try:
         leads.start(given.runs)
         for _ in range(_WARM):
@@ -119,6 +131,10 @@ def main() -> None:
         f"{given.leads} leads that are over, with {given.runs} live runs: {kept:.0f} KiB of memory "
         f"each; {before >> 20} MiB before them; load {os.getloadavg()[0]:.1f}"
     )
+    longest = max(leads.collecting) * 1000
+    print(f"the longest of {len(leads.collecting)} collections took {longest:.0f} ms")
+    if given.by_itself:
+        return
     history.conclude({"leads.kept": kept}, given.release, machine)
 
 
@@ -127,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--leads", type=int, default=10, metavar="N", help="default: %(default)s")
     add("--runs", type=int, default=100, metavar="N", help="live ones (default: %(default)s)")
+    add("--by-itself", action="store_true", help="wait until it collects its garbage")
     history.add_option(parser)
     return parser
 

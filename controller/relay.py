@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from common.links.dialling import dial
 from common.vanished import end_when_vanished
 
 T = TypeVar("T")
@@ -265,7 +266,9 @@ async def while_it_leads(work: Coroutine[Any, Any, T], over: asyncio.Event) -> T
 async def _connected(leader: Leader) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Raises OSError, TimeoutError."""
     async with asyncio.timeout(CONNECT_SECONDS):
-        reader, writer = await asyncio.open_connection(leader.host, leader.port)
+        reader, writer = await dial(
+            leader.host, leader.port, partial(asyncio.open_connection, port=leader.port)
+        )
     end_when_vanished(writer.transport)
     return reader, writer
 

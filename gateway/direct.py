@@ -13,11 +13,13 @@ import logging
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from common import pinned_certificates
 from common.files.durable import write_durably
 from common.haproxy_admin import MAX_TRUSTED, HaproxyAway, HaproxyRefused
+from common.links.dialling import dial
 from common.links.errors import LinkError
 from common.pinned_certificates import BadCertificate
 from common.proxy.view import Replica
@@ -143,9 +145,10 @@ class DirectWays:
         """Return the address at which the node lets this gateway in. Raises NoDirectWay, OSError,
         TimeoutError."""
         context = await asyncio.to_thread(self._context, certificate)
-        reader, writer = await asyncio.open_connection(
-            host, answer.port, ssl=context, server_hostname=answer.name
+        connect = partial(
+            asyncio.open_connection, port=answer.port, ssl=context, server_hostname=answer.name
         )
+        reader, writer = await dial(host, answer.port, connect)
         with contextlib.closing(writer):
             try:
                 async with asyncio.timeout(SILENCE_SECONDS):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import asyncssh
 import msgspec
 
+from common.links.dialling import dial
 from common.links.errors import HostKeyRefused, LinkError, why_unreachable
 from common.links.host_keys import describe, describe_all, fetch, parse
 
@@ -92,9 +94,12 @@ class _Tcp:
     async def create_connection(
         self, session_factory: Callable[[], Any], remote_host: str, remote_port: int
     ) -> tuple[asyncio.BaseTransport, Any]:
-        transport, reads = await asyncio.get_running_loop().create_connection(
-            lambda: _ShortReads(session_factory()), remote_host, remote_port
+        connect = partial(
+            asyncio.get_running_loop().create_connection,
+            lambda: _ShortReads(session_factory()),
+            port=remote_port,
         )
+        transport, reads = await dial(remote_host, remote_port, connect)
         return transport, reads.protocol
 
 

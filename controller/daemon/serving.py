@@ -20,6 +20,7 @@ from controller.api.http.leaving import Leaving
 from controller.api.http.origins import Origins
 from controller.api.machines.join import make_join_runner
 from controller.daemon.boot import fingerprint, installation_of, tie, warn_of_open_keys
+from controller.daemon.garbage import Garbage
 from controller.daemon.gateways import make_proxy
 from controller.daemon.hand_over import HandOver
 from controller.daemon.lease import Leading, end
@@ -136,6 +137,7 @@ async def _among_peers(
         closing.push_async_callback(relay.close)
         await relay.listen(listening)
         ready(peers.url)
+        closing.callback((garbage := Garbage()).close)
 
         take_back = partial(relay.take_back, listening)
         while await wait.until_it_may_lead(relay):
@@ -161,6 +163,7 @@ async def _among_peers(
                     break
             if stop.is_set():
                 break
+            garbage.lead_ended()
             if requests is None:
                 # The first one began without keys.
                 requests = await follower(options, certificate, closing)

@@ -7,9 +7,11 @@ import contextlib
 import logging
 import ssl
 from collections import deque
+from functools import partial
 
 from aiohttp import web
 
+from common.links.dialling import dial
 from common.proxy.headers import CLIENT, end_to_end, head_of
 from common.proxy.upstream import ReplicaConnection
 from common.streams import PortStream
@@ -168,7 +170,9 @@ class LeaderLinks:
         outer = _UNVERIFIED if leader.is_secure else None
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             async with asyncio.timeout(CONNECT_SECONDS):
-                reader, writer = await asyncio.open_connection(leader.host, leader.port)
+                reader, writer = await dial(
+                    leader.host, leader.port, partial(asyncio.open_connection, port=leader.port)
+                )
             try:
                 end_when_vanished(writer.transport)
                 if outer is not None:

@@ -19,9 +19,9 @@ import msgspec
 from aiohttp import web
 
 from common.proxy.headers import CLIENT, head_of
-from common.proxy.upstream import UpstreamError
+from common.proxy.upstream import ResponseHead, UpstreamError
 from controller.api.jobs.logs import FoundLog
-from controller.forwarding.follower_links import BY_ITSELF, LOGS_PATH, ONLY_FIND
+from controller.forwarding.follower_links import BY_ITSELF, HELD, LOGS_PATH, NOT_DONE, ONLY_FIND
 from controller.forwarding.leader_links import (
     LeaderLinks,
     Link,
@@ -58,7 +58,12 @@ RETRY_SECONDS = 0.2
 
 
 class StreamLost(Exception):
-    """The stream ended before the log's end. It may be asked for again, where it ended."""
+    """The stream ended before the log's end. It may be asked for again, where it ended, after so
+    many seconds."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        super().__init__()
+        self.seconds = RETRY_SECONDS if seconds is None else seconds
 
 
 LeaderStream = Callable[[str, str, int], AsyncGenerator[bytes, None]]
@@ -208,10 +213,11 @@ class LiveLogs:
                 if copy.is_given:
                     given_at, copy.is_given = at, False
                 # A reader whose answer has not begun can be sent to the leader.
-                is_late = not copy.begun.done() and at - began_at >= BEGIN_SECONDS
+                is_late = not copy.begun.done() and at + error.seconds - began_at >= BEGIN_SECONDS
                 if is_late or at - given_at >= LOST_SECONDS:
                     raise NeedsLeader from error
-            await asyncio.sleep(RETRY_SECONDS)
+                seconds = error.seconds
+            await asyncio.sleep(seconds)
 
     async def _came(self, copy: _Copy) -> None:
         """Append what one stream gives. Raises StreamLost too, if that ends before the log."""
@@ -256,8 +262,7 @@ class LeaderLogs:
             await connection.send(head_of("GET", f"{path}?offset={offset}", asked))
             head = await while_it_leads(connection.answer("GET"), over)
             if head.status == 503:
-                # It leads no more, or not yet; or its bucket is away.
-                raise StreamLost
+                raise StreamLost(_asked_to_wait(head))
             if head.status != 200:
                 # One of an earlier version, or the log was removed: it has the words for that.
                 raise NeedsLeader
@@ -276,6 +281,17 @@ class LeaderLogs:
                 return await _found(await self._links.get(FIND_SECONDS), request)
         except (NobodyLeads, NoLink, UpstreamError, OSError, msgspec.MsgspecError):
             return None
+
+
+def _asked_to_wait(head: ResponseHead) -> float | None:
+    """Return after how many seconds the leader wants to be asked again; None: it told nothing."""
+    told = {name.lower(): value for name, value in head.headers}
+    # It leads no more, or not yet: its successor may be there in a moment.
+    if NOT_DONE.lower() in told or HELD.lower() in told:
+        return None
+    # Its bucket is away.
+    seconds = told.get("retry-after", "")
+    return float(seconds) if seconds.isdecimal() else None
 
 
 async def _found(link: Link, request: web.Request) -> FoundLog | None:

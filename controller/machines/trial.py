@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 
+from common.links.dialling import dial
 from controller.clouds.base import (
     Cloud,
     CloudError,
@@ -178,7 +180,8 @@ async def _banner(host: str, port: int) -> str:
     # A booting machine drops packets, then refuses, then hangs up in the middle of a line.
     with contextlib.suppress(OSError, ValueError):
         async with asyncio.timeout(_CONNECT_SECONDS):
-            reader, writer = await asyncio.open_connection(host, port, limit=_MAX_BANNER)
+            connect = partial(asyncio.open_connection, port=port, limit=_MAX_BANNER)
+            reader, writer = await dial(host, port, connect)
             try:
                 line = await reader.readline()
             finally:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -22,6 +25,15 @@ LEAVES: web.ResponseKey[bool] = web.ResponseKey("leaves", bool)
 NOT_KNOWN: web.ResponseKey[bool] = web.ResponseKey("not_known", bool)
 """Of an answer: it is not known whether the request was done. If it may be sent twice, another
 controller may do it."""
+BUCKET_RETRY_SECONDS = 10
+"""A client asks so much later for a log whose bucket does not answer, which may be for hours."""
+BUCKET_TOLD_SECONDS = 60.0
+NO_WEBSOCKET = (
+    "only a WebSocket is answered here, and the request asks for none: a proxy in front of the "
+    "controller must pass the headers Upgrade and Connection, as in docs/controller.md"
+)
+_NO_UPGRADE = ("No WebSocket UPGRADE hdr", "No CONNECTION upgrade hdr")
+"""How aiohttp refuses a request for no WebSocket. nginx takes both headers away by default."""
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
 
 
@@ -102,8 +114,9 @@ def body_too_slow(seconds: float) -> web.Response:
 
 
 def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
+    text = " ".join((error.text or error.reason).split())
     messages = {
-        400: " ".join((error.text or error.reason).split()),
+        400: NO_WEBSOCKET if text.startswith(_NO_UPGRADE) else text,
         404: f"there is no {request.path}; /v1/openapi.json lists all paths",
         405: f"{request.path} does not support {request.method}",
         413: f"the body is larger than {request.client_max_size} bytes",
@@ -135,7 +148,12 @@ def as_response(request: web.Request, error: Exception) -> web.Response:
         return web.Response(status=CLIENT_GONE)
     if isinstance(error, web.RequestPayloadError):
         return _answer(400, "bad_body", BROKEN_BODY)
-    if isinstance(error, StoreError | BucketError):
+    if isinstance(error, BucketError):
+        _BUCKET_OF_LOGS.failed(request, error)
+        answer = error_response(as_refusal(error))
+        answer.headers["Retry-After"] = str(BUCKET_RETRY_SECONDS)
+        return answer
+    if isinstance(error, StoreError):
         log.error("%s %s: %s", request.method, request.path, error)
     elif not isinstance(error, ConfigurationError):
         log.error("%s %s failed", request.method, request.path, exc_info=error)
@@ -155,3 +173,32 @@ def as_refusal(error: Exception) -> Refused:
     if isinstance(error, BucketError):
         return Refused(503, "logs_unreachable", f"the bucket of logs does not answer: {error}")
     return Refused(500, "internal", "the controller failed on this request; see its log")
+
+
+class FailingBucket:
+    """Tells the log once a minute that the bucket of logs does not answer: each reader asks again
+    for as long as it does not. `now`: seconds that only grow."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._told_at = -math.inf
+        self._untold = 0
+
+    def failed(self, request: web.BaseRequest, error: BucketError) -> None:
+        now = self._now()
+        if now - self._told_at < BUCKET_TOLD_SECONDS:
+            self._untold += 1
+            return
+        log.error(
+            "the bucket of logs does not answer: %s (%s %s; %d more requests since this was told "
+            "last)",
+            error,
+            request.method,
+            request.path,
+            self._untold,
+        )
+        self._told_at, self._untold = now, 0
+
+
+# A controller has one bucket of logs, which the API and the dashboard read.
+_BUCKET_OF_LOGS = FailingBucket()

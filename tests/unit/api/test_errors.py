@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientConnectionResetError, web
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 from aiohttp.typedefs import Handler
 
 from common.http import is_our_failure
@@ -24,6 +24,7 @@ from controller.api.app import make_runner
 from controller.api.http import errors as errors_of_requests
 from controller.api.http import holding
 from controller.daemon.lease import Leading
+from controller.outputs.bucket import BucketError
 from controller.store.base import Commits
 from controller.store.errors import (
     LeaseLost,
@@ -484,3 +485,32 @@ async def _ended_app(controller: Controller) -> weakref.ref[web.Application]:
     assert answer.startswith(b"HTTP/1.1 200 ")
     await runner.cleanup()
     return weakref.ref(runner.app)
+
+
+def test_a_bucket_that_is_away_is_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now = 100.0
+    bucket = errors_of_requests.FailingBucket(lambda: now)
+    asked = make_mocked_request("GET", "/v1/runs/hello/logs")
+    for _ in range(300):
+        bucket.failed(asked, BucketError("s3://logs/a: connection refused"))
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert caplog.messages == [
+        "the bucket of logs does not answer: s3://logs/a: connection refused "
+        "(GET /v1/runs/hello/logs; 0 more requests since this was told last)"
+    ]
+    now += errors_of_requests.BUCKET_TOLD_SECONDS
+    bucket.failed(asked, BucketError("s3://logs/b: timed out"))
+    assert caplog.messages[1:] == [
+        "the bucket of logs does not answer: s3://logs/b: timed out "
+        "(GET /v1/runs/hello/logs; 299 more requests since this was told last)"
+    ]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Upgrade": "websocket", "Connection": "close"}])
+async def test_a_proxy_that_passes_no_websockets_is_named(
+    api: TestClient[Any, Any], headers: dict[str, str]
+) -> None:
+    await submit(api, name="hello")
+    async with api.get("/v1/runs/hello/logs/ws", headers=headers) as answer:
+        assert answer.status == 400
+        assert (await answer.json())["error"]["message"] == errors_of_requests.NO_WEBSOCKET

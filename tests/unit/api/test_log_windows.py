@@ -122,7 +122,10 @@ async def test_a_log_whose_bucket_is_away_is_refused_before_the_answer_begins(
     monkeypatch.setattr(controller.logs._copies, "_bucket", bucket)
     async with api.get(f"/v1/runs/hello/{path}") as answer:
         assert await error_of(answer) == (503, "logs_unreachable", None)
+        assert answer.headers["Retry-After"] == "10"
         assert "the bucket of logs does not answer: s3://away" in await answer.text()
     with pytest.raises(WSServerHandshakeError) as refused:
         await api.ws_connect("/v1/runs/hello/logs/ws")
     assert refused.value.status == 503
+    assert refused.value.headers is not None
+    assert refused.value.headers["Retry-After"] == "10"

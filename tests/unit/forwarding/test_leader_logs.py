@@ -16,10 +16,16 @@ from common.proxy.headers import CLIENT
 from controller.api.http.streams import STREAMS, end_streams
 from controller.forwarding.credentials import LinkTls, link_tls
 from controller.forwarding.follower import make_app
-from controller.forwarding.follower_links import BY_ITSELF, LOGS_PATH, FollowerLinks
+from controller.forwarding.follower_links import (
+    BY_ITSELF,
+    HELD,
+    LOGS_PATH,
+    NOT_DONE,
+    FollowerLinks,
+)
 from controller.forwarding.forwarder import Forwarder
 from controller.forwarding.leader_links import LeaderLinks
-from controller.forwarding.live_logs import LeaderLogs, StreamLost
+from controller.forwarding.live_logs import RETRY_SECONDS, LeaderLogs, StreamLost
 from controller.relay import leader_at
 from controller.replica.alone import NeedsLeader
 from tests.support.waiting import eventually
@@ -34,6 +40,8 @@ class ALeader:
         self.links = FollowerLinks(tls.leader, self._follow if gives else None)
         self.goes_on = asyncio.Event()
         self.refuses = False
+        self.away: dict[str, str] | None = None
+        """Headers of a refusal."""
         self.asked = self.open_now = 0
         app = web.Application(middlewares=[self.links.middleware])
         app[STREAMS] = set()
@@ -47,6 +55,8 @@ class ALeader:
         self.asked += 1
         if self.refuses:
             raise web.HTTPGone
+        if self.away is not None:
+            raise web.HTTPServiceUnavailable(headers=self.away)
         return self._pieces(f"{run} {attempt} {offset}".encode())
 
     async def _pieces(self, asked: bytes) -> AsyncIterator[bytes]:
@@ -116,6 +126,27 @@ async def test_a_stream_of_a_leader_that_is_paused_ends_when_another_one_leads(b
         await waiting
     successor.goes_on.set()
     assert b"".join([piece async for piece in bed.logs.follow("r", "a", 5)]) == b"r a 5 end"
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "10"}, 10.0),
+        # Its successor may lead in a moment.
+        ({"Retry-After": "10", NOT_DONE: "1"}, RETRY_SECONDS),
+        ({"Retry-After": "10", HELD: "1"}, RETRY_SECONDS),
+        ({"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}, RETRY_SECONDS),
+        ({}, RETRY_SECONDS),
+    ],
+)
+async def test_a_leader_whose_bucket_is_away_says_when_to_ask_again(
+    bed: Bed, headers: dict[str, str], seconds: float
+) -> None:
+    leader = await bed.lead()
+    leader.away = headers
+    with pytest.raises(StreamLost) as lost:
+        await anext(bed.logs.follow("r", "a", 0))
+    assert lost.value.seconds == seconds
 
 
 async def test_what_a_leader_does_not_give_is_left_to_it(bed: Bed) -> None:

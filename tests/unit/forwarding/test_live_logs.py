@@ -39,6 +39,8 @@ class ALeader:
         self.open_now = 0
         self.refuses = False
         self.is_away = False
+        self.again_seconds: float | None = None
+        """When it wants to be asked again, while it is away."""
         self.lost = asyncio.Event()
         """Ends the streams that are open, in the middle of a frame."""
 
@@ -47,7 +49,7 @@ class ALeader:
         if self.refuses:
             raise NeedsLeader
         if self.is_away:
-            raise StreamLost
+            raise StreamLost(self.again_seconds)
         self.open_now += 1
         try:
             yield b""
@@ -233,6 +235,16 @@ async def test_a_reader_who_has_nothing_yet_is_left_to_a_leader_that_gives_no_st
 ) -> None:
     monkeypatch.setattr(live_logs, "BEGIN_SECONDS", 0.0)
     leader.is_away = True
+    with pytest.raises(NeedsLeader):
+        await AReader().read(logs)
+    assert leader.opened == [0]
+
+
+async def test_a_leader_that_wants_to_be_asked_later_is_asked_once(
+    leader: ALeader, logs: LiveLogs
+) -> None:
+    """Its bucket is away: its reader hears so at once, and comes again when he was told to."""
+    leader.is_away, leader.again_seconds = True, live_logs.BEGIN_SECONDS
     with pytest.raises(NeedsLeader):
         await AReader().read(logs)
     assert leader.opened == [0]
