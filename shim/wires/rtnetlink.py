@@ -86,7 +86,7 @@ def set_up(name: str) -> Request:
 
 
 def replace_address(address: Address, device: str) -> Request:
-    """Nobody else is asked whether he has the address."""
+    """Set the address, and ask nobody else on the wire whether they have it."""
     own = attribute(_LOCAL, address.packed) + attribute(_WHOLE, address.packed)
     flags = 0 if address.version == 4 else _NO_DAD
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import re
 import socketserver
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+
+from tests.support.server_threads import served
 
 _VERSION = re.compile(r"/\d{4}-\d\d-\d\d/")
 """EC2 keeps each version that its service has had; clients choose one."""
@@ -58,7 +59,7 @@ class _UnixServer(socketserver.ThreadingUnixStreamServer):
 def metadata_service() -> Iterator[MetadataService]:
     """Serve on a port of 127.0.0.1."""
     service = MetadataService()
-    with HTTPServer(("127.0.0.1", 0), _handler_of(service)) as server, _serving(server):
+    with HTTPServer(("127.0.0.1", 0), _handler_of(service)) as server, served(server):
         service.port = server.server_port
         yield service
 
@@ -66,19 +67,8 @@ def metadata_service() -> Iterator[MetadataService]:
 @contextmanager
 def metadata_at(socket: Path, service: MetadataService) -> Iterator[None]:
     """Serve at a unix socket."""
-    with _UnixServer(str(socket), _handler_of(service)) as server, _serving(server):
+    with _UnixServer(str(socket), _handler_of(service)) as server, served(server):
         yield
-
-
-@contextmanager
-def _serving(server: socketserver.BaseServer) -> Iterator[None]:
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        thread.join()
 
 
 def _handler_of(service: MetadataService) -> type[BaseHTTPRequestHandler]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import TCPServer, UnixStreamServer
@@ -13,6 +11,7 @@ from typing import ClassVar
 import pytest
 
 from shim.engines.docker.api import Client
+from tests.support.server_threads import served
 
 ANSWER = b'{"ApiVersion":"1.44"}'
 
@@ -31,18 +30,6 @@ class Asked(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """A unix socket has no address that could be told."""
-
-
-@contextmanager
-def served(server: TCPServer) -> Iterator[None]:
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
