@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from common.links.dialling import dial
-from common.vanished import end_when_vanished
+from fairlead.connections.vanished import end_when_vanished
 
 T = TypeVar("T")
 

@@ -22,12 +22,12 @@ from aiohttp.typedefs import Handler, Middleware
 from common.proxy.errors import NOTHING_DONE
 from common.proxy.forwarding import HangUps
 from common.proxy.headers import CLIENT
-from common.vanished import end_when_vanished
 from controller.api.http.errors import LEAVES, NOT_KNOWN, leads_no_more
 from controller.api.http.routes import FRAMES, JSON, NDJSON
 from controller.api.http.streams import cancel_this, reader_may_leave, registered
 from controller.api.jobs.logs import IS_ONLY_FOUND
 from controller.forwarding.feed import FEED_PATH
+from fairlead.connections.vanished import end_when_vanished
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from common.links.dialling import dial
 from common.proxy.headers import CLIENT, end_to_end, head_of
 from common.proxy.upstream import ReplicaConnection
 from common.streams import PortStream
-from common.vanished import end_when_vanished
 from controller.forwarding.follower_links import HANDSHAKE_SECONDS, LINK_PATH, ONLY_FIND, PROTOCOL
 from controller.relay import CONNECT_SECONDS, Leader, drained, while_it_leads
+from fairlead.connections.vanished import end_when_vanished
 
 log = logging.getLogger(__name__)
 

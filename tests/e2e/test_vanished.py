@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from common.vanished import end_when_vanished
 from fairlead.connections.keepalives import GONE_SECONDS
+from fairlead.connections.vanished import end_when_vanished
 from tests.support.daemons import inside, run
 from tests.support.machines import Switch
 from tests.support.waiting import LONG, eventually

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from pathlib import Path
 
 from entrypoint.runtime.base import SOURCES
 from entrypoint.runtime.build import NOT_IN_CONTAINERS, NOT_SHIPPED, OUR_SOURCES, sources_below
@@ -15,9 +16,14 @@ ON_NODES = (*IN_CONTAINERS, "shim", "installer")
 
 def imported_by(sources: tuple[str, ...]) -> list[str]:
     """Each module that these files and folders import anywhere, in functions too, by its name."""
-    left_out = NOT_IN_CONTAINERS if sources == IN_CONTAINERS else (*NOT_SHIPPED, "installer/bundle")
-    files = [file for file in sources_below(CHECKOUT, sources, left_out) if file.suffix == ".py"]
+    files = [file for file in shipped(sources) if file.suffix == ".py"]
     return sorted({name for file in files for name in _imports(ast.parse(file.read_text()))})
+
+
+def shipped(sources: tuple[str, ...]) -> set[Path]:
+    """The files of IN_CONTAINERS or ON_NODES that are there."""
+    left_out = NOT_IN_CONTAINERS if sources == IN_CONTAINERS else (*NOT_SHIPPED, "installer/bundle")
+    return set(sources_below(CHECKOUT, sources, left_out))
 
 
 def _imports(node: ast.AST) -> Iterator[str]:

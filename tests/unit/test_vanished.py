@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from common import vanished
-from common.vanished import end_when_vanished
+from fairlead.connections import vanished
+from fairlead.connections.vanished import end_when_vanished
 from tests.support.waiting import eventually
 
 _LATE, _ANSWERED = 1, 0
