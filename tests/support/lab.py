@@ -69,7 +69,30 @@ class ControllerLab:
             run = self.inspect(name)
             return run if run["status"] in wanted else None
 
-        return wait_until(reached, timeout, f"{name} to be {' or '.join(wanted)}")
+        return self.wait_until(name, reached, f"{name} to be {' or '.join(wanted)}", timeout)
+
+    def wait_until(
+        self, name: str, condition: Callable[[], T], what: str, timeout: float = LONG
+    ) -> T:
+        """The first true value of `condition`. Raises TimeoutError, which says how the run is."""
+        try:
+            return wait_until(condition, timeout, what)
+        except TimeoutError as late:
+            raise TimeoutError(f"{late}; {self._state_of(name)}") from None
+
+    def _state_of(self, name: str) -> str:
+        """The run's jobs and latest events in one line: of a test that fails elsewhere, the message
+        may be all that is seen."""
+        run = self.inspect(name)
+        jobs = [
+            (job["status"], job["pending_reason"], job["not_ready"], _told(job["attempts"][-1:]))
+            for job in run["jobs"]
+        ]
+        events = self.get("/v1/events", run=run["id"], limit=1000)["events"][-40:]
+        changes = [
+            (event["at"], event["kind"], event["to_status"], event["message"]) for event in events
+        ]
+        return f"the run is {run['status']}, its jobs {jobs}, after {changes}"
 
     def end_runs(self) -> None:
         """Abort what is left of runs, and wait until it is gone."""
@@ -98,6 +121,11 @@ class ControllerLab:
 
     def _client(self) -> ControllerClient:
         return ControllerClient(self.controller.url, self.controller.token)
+
+
+def _told(attempts: list[Any]) -> list[Any]:
+    shown = ("id", "number", "node", "termination_reason", "message", "registered_at")
+    return [[attempt[field] for field in shown] for attempt in attempts]
 
 
 @dataclass

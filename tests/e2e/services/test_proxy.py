@@ -49,13 +49,23 @@ def replicas_seen(lab: RunLab, name: str, asks: int = 20) -> set[str]:
     return {text.split()[0] for status, text in answers if status == 200}
 
 
+def wait_for_replicas(lab: RunLab, name: str, number: int) -> set[str]:
+    """The names of all replicas, once so many answer."""
+
+    def seen() -> set[str]:
+        found = replicas_seen(lab, name)
+        return found if len(found) == number else set()
+
+    return lab.wait_until(name, seen, f"{number} replicas")
+
+
 def load_of(lab: RunLab, name: str) -> Load:
     return Load(lambda: ask(lab, name, lab.controller.token))
 
 
 def test_a_replica_that_is_killed_under_load_loses_no_request(lab: RunLab) -> None:
     serve(lab, "web", replicas=2)
-    wait_until(lambda: len(replicas_seen(lab, "web")) == 2, LONG, "two replicas")
+    wait_for_replicas(lab, "web", 2)
     first = lab.attempts("web")[-1]["id"]
     container = lab.dockerd.docker("ps", "-q", "--filter", f"name={first}")
     load = load_of(lab, "web")
@@ -78,9 +88,9 @@ def test_a_rollout_and_other_numbers_of_replicas_lose_no_request(lab: RunLab) ->
     load = load_of(lab, "moved")
     with load.running(4):
         change(lab, "moved", replicas=3)
-        wait_until(lambda: len(replicas_seen(lab, "moved")) == 3, what="three replicas")
+        wait_for_replicas(lab, "moved", 3)
         change(lab, "moved", replicas=1)
-        (left,) = wait_until(lambda: _only(replicas_seen(lab, "moved")), what="one replica")
+        (left,) = wait_for_replicas(lab, "moved", 1)
         change(lab, "moved", replicas=1, env={"VERSION": "2"})
         (new,) = wait_until(lambda: _only(replicas_seen(lab, "moved") - {left}), what="version 2")
         load.wait_for(50)
@@ -93,11 +103,11 @@ def _only(names: set[str]) -> set[str]:
 
 
 def test_a_drained_node_hands_its_replicas_over_and_loses_no_request(
-    lab: RunLab, shim_process: ShimFactory
+    shim_process: ShimFactory, lab: RunLab
 ) -> None:
     other = replace(lab, shim=shim_process("docker", "--cpus", "4", "--memory", "4GiB"))
     serve(lab, "handed", replicas=2)
-    wait_until(lambda: len(replicas_seen(lab, "handed")) == 2, LONG, "two replicas")
+    wait_for_replicas(lab, "handed", 2)
     other.add_node("n2", "--host-key", lab.sshd.host_key).succeeded()
     lab.wait_for_node(lambda node: node["status"] == "connected", "n2")
     load = load_of(lab, "handed")
@@ -120,8 +130,9 @@ def _nodes(lab: RunLab, name: str) -> list[str]:
     return [one["node"] for one in replicas if one["registered_at"] is not None]
 
 
+# The shims come first: a test that fails leaves its run to `lab`, which ends it where it runs.
 def test_a_replica_of_two_nodes_is_replaced_as_a_whole_while_the_other_answers(
-    lab: RunLab, shim_process: ShimFactory
+    shim_process: ShimFactory, lab: RunLab
 ) -> None:
     names = ["n2", "n3", "n4"]
     for name in names:
@@ -133,7 +144,7 @@ def test_a_replica_of_two_nodes_is_replaced_as_a_whole_while_the_other_answers(
     whole = {"cpu": 0.1, "memory": "3GB"}
     two = {"nodes": 2, "share_nodes": True, "replicas": 2}
     serve(lab, "pair", commands=roles, resources=whole, **two)
-    wait_until(lambda: len(replicas_seen(lab, "pair")) == 2, LONG, "two replicas")
+    wait_for_replicas(lab, "pair", 2)
     shown = lab.get(service_path("pair"))["replicas"]
     assert sorted(node for one in shown for node in one["nodes"]) == ["n1", *names]
     job = lab.inspect("pair")["jobs"][1]
@@ -143,8 +154,8 @@ def test_a_replica_of_two_nodes_is_replaced_as_a_whole_while_the_other_answers(
         load.wait_for(20)
         lab.dockerd.docker("kill", "-s", "KILL", worker)
         # A start that fails on a busy machine is one more try, of both jobs again.
-        wait_until(lambda: min(_tries(lab, "pair")[:2]) > 1, what="a new try of both jobs")
-        wait_until(lambda: len(replicas_seen(lab, "pair")) == 2, LONG, "two replicas again")
+        lab.wait_until("pair", lambda: min(_tries(lab, "pair")[:2]) > 1, "a new try of both")
+        wait_for_replicas(lab, "pair", 2)
     first, second, *_ = _tries(lab, "pair")
     assert (load.failed, first) == ([], second)
     lab.cli("stop", "pair", "--abort").succeeded()
@@ -159,15 +170,11 @@ def _tries(lab: RunLab, name: str) -> list[int]:
 
 def test_replicas_serve_on_after_the_controller_was_killed(lab: RunLab) -> None:
     serve(lab, "kept", replicas=2)
-    before = wait_until(lambda: _both(replicas_seen(lab, "kept")), LONG, "two replicas")
+    before = wait_for_replicas(lab, "kept", 2)
     lab.controller.kill9()
     lab.controller.start()
-    assert wait_until(lambda: _both(replicas_seen(lab, "kept")), LONG, "both again") == before
+    assert wait_for_replicas(lab, "kept", 2) == before
     assert len(lab.attempts("kept")) == 1
-
-
-def _both(names: set[str]) -> set[str]:
-    return names if len(names) == 2 else set()
 
 
 def test_the_autoscaler_follows_the_load_from_1_to_3_and_back_and_loses_no_request(
