@@ -3,5 +3,5 @@ the records (docs/rules.md 12).
 
 `manager` keeps for each provider a `worker`, which makes and ends machines, and its `supplies`,
 which may be bought. `boot_data` derives what a machine boots with. Decisions lie in
-`lifecycle.machines` and are made in turns (`pipelines.rentals`).
+`lifecycle.machines` and are made in turns (`pipelines.renting`).
 """

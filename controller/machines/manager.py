@@ -17,7 +17,8 @@ from controller.lifecycle.model import Node
 from controller.machines.supplies import Supplies
 from controller.machines.trial import Trial
 from controller.machines.worker import Desk, Worker
-from controller.pipelines.rentals import Pinned, Rentals
+from controller.pipelines.renting.rentals import Rentals
+from controller.pipelines.renting.settings import Pinned
 from fairlead.model.statuses import NodeStatus
 
 

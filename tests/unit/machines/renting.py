@@ -17,7 +17,8 @@ from controller.lifecycle.machines.model import Machine, MachineStatus
 from controller.lifecycle.model import NodeCapacity, NodeStatus, RunState
 from controller.machines import worker
 from controller.machines.manager import MachineManager, MachineSettings
-from controller.pipelines.rentals import Pinned, Rentals, RentalSettings
+from controller.pipelines.renting.rentals import Rentals
+from controller.pipelines.renting.settings import Pinned, RentalSettings
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.store.accounts import User

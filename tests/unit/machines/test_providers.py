@@ -32,7 +32,7 @@ from controller.lifecycle.machines.model import Machine, MachineStatus
 from controller.lifecycle.machines.reconcile import Orphan
 from controller.machines.manager import MachineManager, MachineSettings
 from controller.machines.trial import Trial
-from controller.pipelines.rentals import Pinned
+from controller.pipelines.renting.settings import Pinned
 from controller.scheduling.index import CapacityIndex
 from controller.service.machines.providers import ProviderService
 from controller.service.machines.rented import RentedService
