@@ -265,8 +265,8 @@ class Worker:
 
     def _refused(self, machine_id: str, refusal: CloudError) -> None:
         end, reach = _DEFINITE[type(refusal)], refusal.reach
-        told = OrderRefused(machine_id=machine_id, end=end, message=str(refusal), reach=reach)
-        self._desk.post(told)
+        refused = OrderRefused(machine_id=machine_id, end=end, message=str(refusal), reach=reach)
+        self._desk.post(refused)
 
     def _failed(self, machine_id: str, error: CloudError, *, nothing_made: bool = False) -> None:
         log.warning("machine %s: %s", machine_id, error)

@@ -171,12 +171,12 @@ class Rentals:
 
     def market(self, now: float) -> Market:
         """Return what can be bought."""
-        told = {name: one.offers for name, one in self._supplies.items()}
-        every = (offer for offers in told.values() for offer in offers)
+        rented_out = {name: one.offers for name, one in self._supplies.items()}
+        every = (offer for offers in rented_out.values() for offer in offers)
         return Market(
             offers={
                 name: [self._records.sizes.of(offer, now) for offer in offers]
-                for name, offers in told.items()
+                for name, offers in rented_out.items()
             },
             had_less={
                 offer.key: name

@@ -87,9 +87,9 @@ async def test_a_runner_that_listens_is_told_once(node: Node) -> None:
     engine = ListeningEngine(node.host, node.settings.job_folder("t1"))
     async with node.shim(engine) as service:
         await running(service)
-        door = Path(service.supervisor.info("t1").runner_socket)
+        path = Path(service.supervisor.info("t1").runner_socket)
         with listen(node.settings.socket_folder("t1") / "runner.sock"):
-            await eventually(door.exists)
+            await eventually(path.exists)
             await order(service, 3600.0)
             await eventually(lambda: engine.told != [])
             await order(service, 1800.0)
