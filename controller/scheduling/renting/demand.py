@@ -31,7 +31,7 @@ from controller.scheduling.gang_placement import (
     has_room,
     whole_of,
 )
-from controller.scheduling.index import CapacityIndex, TrialCapacity
+from controller.scheduling.index import CapacityIndex
 from controller.scheduling.queue import Kind, Member, Unit, in_order
 from controller.scheduling.renting.answers import HELD, ORDERED, Answer, changed
 from controller.scheduling.renting.coming_back import coming_back, stops_now, without_freed
@@ -45,6 +45,7 @@ from controller.scheduling.renting.gang_turns import GangTurns
 from controller.scheduling.renting.left_out import MAX_TRIES
 from controller.scheduling.renting.machine_bins import Bin, Plan, empty_bin, room_after
 from controller.scheduling.renting.machine_pool import MachinePool
+from controller.scheduling.trial_capacity import TrialCapacity
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
