@@ -79,7 +79,7 @@ def service_of(cloud: MemoryCloud, *machines: Machine) -> tuple[ProviderService,
 async def test_orphans_and_ends_that_fail_are_numbers_to_alert_by() -> None:
     ending = machine(status=MachineStatus.TERMINATING, terminating_at=NOW)
     _, manager = service_of(cheap_and_dear(), ending, machine("m2"))
-    manager.workers["lab"].orphans = (
+    manager.calls["lab"].orphans = (
         Orphan(provider="lab", instance_id="i-1", machine_id=None, created_at=NOW, seen_at=NOW),
     )
     pipeline: Any = SimpleNamespace(rentals=manager._rentals)
