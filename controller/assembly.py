@@ -33,7 +33,8 @@ from controller.pipelines.performers.job_terminating import JobTerminatingPipeli
 from controller.pipelines.performers.log_collection import LogCollector
 from controller.pipelines.performers.output_collection import OutputCollector
 from controller.pipelines.performers.taken_outputs import TakenOutputsReader
-from controller.pipelines.rentals import Rentals, RentalSettings
+from controller.pipelines.renting.rentals import Rentals
+from controller.pipelines.renting.settings import RentalSettings
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.seams import TurnListener
 from controller.pipelines.to_node import SecretSource

@@ -111,10 +111,10 @@ frontend traffic
     acl one_token_is_bearer req.fhdr(authorization) -m reg -i '^bearer [a-z0-9_-]+$'
     http-request set-var(txn.proof) req.fhdr(authorization),word(2," "),sha2(256),hex,lower \
         if guarded one_token one_token_is_bearer
-    http-request set-var(txn.door) var(txn.guarded),concat(.,txn.proof) \
+    http-request set-var(txn.admission) var(txn.guarded),concat(.,txn.proof) \
         if {{ var(txn.proof) -m found }}
-    acl open_door var(txn.door),table_gpc0(doors) gt 0
-    http-request set-var(txn.admitted) int(1) if {{ var(txn.door) -m found }} open_door
+    acl is_admitted var(txn.admission),table_gpc0(doors) gt 0
+    http-request set-var(txn.admitted) int(1) if {{ var(txn.admission) -m found }} is_admitted
     acl admitted var(txn.admitted) -m found
     http-request deny deny_status 405 if METH_CONNECT
     http-request set-var(txn.is_absolute) int(1) if {{ fc_http_major 1 }} !{{ url_beg / }}
@@ -144,7 +144,7 @@ frontend traffic
     default_backend agent
 
 backend doors
-    stick-table type string len 96 size 100k expire {door_seconds}s store gpc0
+    stick-table type string len 96 size 100k expire {admission_seconds}s store gpc0
 
 backend caddy
     server caddy 127.0.0.1:{challenges}
@@ -293,7 +293,7 @@ def configuration(
         "admitted": ADMITTED,
         "queue_seconds": QUEUE_SECONDS,
         "client_seconds": CLIENT_SECONDS,
-        "door_seconds": ADMISSION_SECONDS,
+        "admission_seconds": ADMISSION_SECONDS,
         "limits": paths.limits,
         "challenges": ports.challenges,
         "binds": "".join(_binds(one, ports, paths.shown) for one in addresses),
@@ -395,7 +395,7 @@ class Haproxy:
 
     async def set_way(self, way: str, slot: str, *, is_guarded: bool) -> None:
         """Send the requests of this way (scheme|host) to a slot; if it is guarded, those whose
-        token has an open door."""
+        token is admitted."""
         if is_guarded:
             await self._do("clear table doors")  # the slot may have been another service's
         await self._do(f"add map {self._ways(is_guarded=is_guarded)} {way} {slot}")

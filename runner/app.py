@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TypeVar
 
 import msgspec
@@ -139,7 +139,7 @@ class _Api:
 
     async def ack(self, request: Request) -> Answer:
         body = await _read(request, AckRequest)
-        return as_json(AckRequest(offset=self._runner.ack(body.offset)))
+        return as_json(AckRequest(offset=self._runner.readers.ack(body.offset)))
 
     async def notice(self, request: Request) -> Answer:
         body = await _read(request, NoticeRequest)
@@ -156,17 +156,13 @@ class _Api:
         wait = min(float(_number(request, "wait")), MAX_WAIT)
         log = self._runner.log
         reader = LogReader(log, self._offset(request))
-        self._runner.follower_came()
-        try:
+        with self._runner.readers.one(), closing(reader):
             # A long poll: each empty answer would cost a round trip to the controller.
             if wait and reader.offset == log.end and not log.finished:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait):
                         await log.bell.wait()
             page = next_page(reader)
-        finally:
-            reader.close()
-            self._runner.follower_left()
         return Response(
             body=page.frames, content_type="application/octet-stream", headers=page.headers
         )
@@ -175,11 +171,8 @@ class _Api:
         offset, accept = self._offset(request), accept_key(request.headers)
 
         async def serve(ws: WebSocket) -> None:
-            self._runner.follower_came()
-            try:
+            with self._runner.readers.one():
                 await LogFollower(self._runner.log, offset, self._patience).serve(ws)
-            finally:
-                self._runner.follower_left()
 
         return Upgrade(accept=accept, serve=serve)
 

@@ -16,9 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.files.durable import sync_and_close, write_durably
-from common.files.task_folder import EXIT_RECORD_NAME, LOGS_FOLDER_NAME
-from fairlead.wire.decoders import decoder_of
+from common.files.task_folder import LOGS_FOLDER_NAME
 from fairlead.wire.errors import Refused
 from fairlead.wire.frames import Stream, notice_line
 from fairlead.wire.job import SubmitRequest
@@ -41,10 +39,11 @@ from runner.job import again, execution, surroundings
 from runner.job.batch import Batch, Bounds, execution_of
 from runner.job.end_signal import EndSignals
 from runner.job.execution import Execution, MainEnded
-from runner.job.keeping import Keeping
+from runner.job.keeping import ExitRecords, Keeping, SegmentSyncs
 from runner.job.leaves import SuppliedLeaves
 from runner.job.outcome import STOPPED_BEFORE_START, Scope, SparingScope, Verdict, of_log_quota
 from runner.job.setup import Preparation
+from runner.logs.followers import LogReaders
 from runner.logs.segments import SegmentLog
 from runner.options import Settings
 from runner.processes.launch import Launch
@@ -87,20 +86,19 @@ class Runner:
         self._suspended = False
         self._signals: EndSignals | None = None
         self._hurried = False
-        self._syncs: set[asyncio.Future[None]] = set()
-        self._acked = 0
-        self._ack_seen = False
-        self._followers = 0
         self._noticed: set[str] = set()
         self._log_ends = False
         self._changed = Bell()
         self.code = CodeStore(task)
+        syncs = SegmentSyncs()
         self.log = SegmentLog(
             task / LOGS_FOLDER_NAME,
             segment_size=self._settings.segment_size,
             quota=self._settings.log_quota,
-            retire=self._retire,
+            retire=syncs.retire,
         )
+        self.readers = LogReaders(self.log, self._changed)
+        self._records = ExitRecords(task, self.log, syncs)
         self._preparation = Preparation(task, self.code, children)
         self._sparing = SparingScope(children)
         self.leaves = SuppliedLeaves()
@@ -125,7 +123,7 @@ class Runner:
             state=self.state,
             log_start=self.log.start,
             log_end=self.log.end,
-            log_acked=self._acked,
+            log_acked=self.readers.acked,
         )
 
     def submit(self, request: SubmitRequest) -> StatusEvent:
@@ -254,21 +252,6 @@ class Runner:
         self.batch.close(grace)
         self._changed.ring()
 
-    def ack(self, offset: int) -> int:
-        """Acknowledge the log and return the acknowledged offset. Raises Refused for bytes that
-        were never written.
-
-        If the end is acknowledged (0 too), an ended runner may exit.
-        """
-        if not 0 <= offset <= self.log.end:
-            raise Refused(
-                400, "invalid", f"offset {offset} is not within 0..{self.log.end}", "offset"
-            )
-        self._acked = max(self._acked, offset)
-        self._ack_seen = True
-        self._changed.ring()
-        return self._acked
-
     def notice(self, notice_id: str, text: str) -> StatusEvent:
         """Put a line into the log. Raises Refused after the job's end.
 
@@ -281,13 +264,6 @@ class Runner:
             self.say(text)
         return self.status.latest
 
-    def follower_came(self) -> None:
-        self._followers += 1
-
-    def follower_left(self) -> None:
-        self._followers -= 1
-        self._changed.ring()
-
     async def until_over(self) -> ExitRecord:
         """Wait until the job has ended and its log was read, or the time for that is over."""
         while self.state is not RunnerState.SERVING_LOGS:
@@ -297,7 +273,7 @@ class Runner:
         if record.clean:
             await self.batch.until_over(HURRIED_LINGER)
         started = asyncio.get_running_loop().time()
-        while not self._is_read(record.log_end):
+        while not self.readers.have_left(record.log_end, unread=self._hurried):
             linger = HURRIED_LINGER if self._hurried else self._settings.linger
             try:
                 async with asyncio.timeout_at(started + linger):
@@ -315,14 +291,9 @@ class Runner:
             await self._job
         await self.batch.end()
         self.leaves.close()
-        await self._synced()
+        await self._records.synced()
         self.status.close()
         self.log.close()
-
-    def _is_read(self, log_end: int) -> bool:
-        if self._followers:
-            return False
-        return self._hurried or (self._ack_seen and self._acked >= log_end)
 
     def _stop(
         self,
@@ -475,7 +446,7 @@ class Runner:
             )
 
         async def main_ended(ending: Ending, verdict: Verdict) -> None:
-            await self._keep(record(ending, verdict))
+            await self._records.keep(record(ending, verdict))
 
         try:
             ending, verdict = await execute(main_ended)
@@ -495,7 +466,7 @@ class Runner:
         request = self._request
         if request is None or not request.job.leaves_something:
             return
-        await self._keep(ended)
+        await self._records.keep(ended)
         copying = self._preparation.keep_outputs(request, ending, ended.started_at or 0.0)
         for line in await self._keeping.lines(copying):
             self.say(line)
@@ -536,66 +507,16 @@ class Runner:
         await asyncio.to_thread(self._preparation.clean)
         if self._again is not None:
             await asyncio.to_thread(self._again.drop_all)
-        record = await self._with_log_whole(record)
-        await self._keep(record)
+        record = await self._records.with_log_whole(record)
+        await self._records.keep(record)
         self.log.finish()
         self.status.add(RunnerState.SERVING_LOGS, exit=record)
         self._changed.ring()
 
-    async def _keep(self, record: ExitRecord) -> None:
-        try:
-            # Full segments are synced in threads: a power cut must not leave the record without one
-            # of them.
-            if self._syncs:
-                await asyncio.wait(self._syncs)
-            await asyncio.to_thread(self._write_record, msgspec.json.encode(record))
-        except OSError:
-            _log.exception("the exit record could not be written")
-
-    def _write_record(self, record: bytes) -> None:
-        # The output first: a reader of the record finds all of it.
-        self.log.sync()
-        write_durably(self._task / EXIT_RECORD_NAME, record)
-
-    async def _with_log_whole(self, record: ExitRecord) -> ExitRecord:
-        """Return the record; it says so if the job removed files of its log."""
-        gone = 0
-        try:
-            gone = await asyncio.to_thread(self.log.make_whole)
-        except OSError:
-            _log.exception("the log's newest segment was not restored")
-        if not gone:
-            return record
-        notice = f"{gone} bytes of its log are gone: the job removed their files"
-        message = notice if record.message is None else f"{record.message}; {notice}"
-        return msgspec.structs.replace(record, message=message)
-
-    async def _synced(self) -> None:
-        if self._syncs:
-            await asyncio.wait(self._syncs)
-        await asyncio.to_thread(self.log.sync)
-
-    def _retire(self, fd: int) -> None:
-        """Make a full segment durable, next to the loop."""
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(None, partial(sync_and_close, fd))
-        self._syncs.add(future)
-        future.add_done_callback(self._retired)
-
-    def _retired(self, future: asyncio.Future[None]) -> None:
-        self._syncs.discard(future)
-        if not future.cancelled() and (error := future.exception()) is not None:
-            _log.error("a log segment could not be synced: %s", error)
-
     def _resume_ended(self) -> None:
         """Read the record of an ended job, once, before anything is served. Blocking."""
-        try:
-            raw = (self._task / EXIT_RECORD_NAME).read_bytes()
-            record = decoder_of(ExitRecord).decode(raw)
-        except FileNotFoundError:
-            return
-        except (OSError, msgspec.DecodeError) as error:
-            _log.error("the exit record found cannot be read: %s", error)
+        record = self._records.found()
+        if record is None:
             return
         self._log_ends = True
         self.log.finish()

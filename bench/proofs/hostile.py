@@ -182,7 +182,7 @@ async def _reach(client: ShimClient, task_id: str, status: TaskStatus) -> None:
 
 
 async def _begin(info: TaskInfo, command: str) -> None:
-    """Submit the job through the runner's door."""
+    """Submit the job through the runner's socket."""
     await eventually(Path(info.runner_socket).exists, 60, "the runner")
     connector = aiohttp.UnixConnector(info.runner_socket)
     async with aiohttp.ClientSession(BASE_URL, connector=connector) as session:

@@ -29,7 +29,7 @@ import botocore.session
 
 from bench.proofs._table import conclude
 from controller.clouds.aws.cloud import VISIBLE_AFTER_SECONDS
-from controller.machines.worker import START_SECONDS
+from controller.machines.calls import START_SECONDS
 from fairlead import Client
 from fairlead.errors import ApiError, ConnectionLost
 from fairlead.rest import ControllerClient

@@ -1,8 +1,9 @@
 """HTTP and byte streams over channels of an SSH connection to unix sockets on the node.
 
 aiohttp gets a connector that opens one channel for each connection. A lost SSH connection raises
-the errors that aiohttp's callers expect. aiohttp has no public hook for such a connector, so
-`pyproject.toml` pins its minor version.
+the errors that aiohttp's callers expect. `_create_connection` is the one method that aiohttp's
+reference has a connector override; it names not all of its parameters, so `daemons/pyproject.toml`
+pins aiohttp's minor version.
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ class SshUnixConnector(aiohttp.BaseConnector):
         traces: list[Trace],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - the name is aiohttp's
     ) -> ResponseHandler:
-        protocol = self._factory()
+        protocol = ResponseHandler(asyncio.get_running_loop())
         session = _ChannelSession(protocol, self._acknowledge, self._heard)
         try:
             async with asyncio.timeout(timeout.sock_connect):

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Rest:
-    """A session of one account. Nothing here repeats a call: the worker does, and counts.
+    """A session of one account. Nothing here repeats a call: `ProviderCalls` does, and counts.
 
     `refusal` returns the error of an answer, by the call in words, the status and the body.
     `seconds`: how long a call may take.
@@ -48,7 +48,7 @@ class Rest:
     ) -> T:
         """Return the answer. `what`: the call, for operators. Raises CloudError."""
         if self._session is None:
-            # Some calls wait for a machine, one for each; the worker limits all others.
+            # Some calls wait for a machine, one for each; `ProviderCalls` limits all others.
             connector = aiohttp.TCPConnector(limit=0)
             self._session = aiohttp.ClientSession(timeout=self._timeout, connector=connector)
         headers = {"Authorization": f"Bearer {token}"}

@@ -29,7 +29,7 @@ from controller.lifecycle.reports import Report
 from controller.lifecycle.runs import beginning, dependencies, ending, schedules
 from controller.lifecycle.runs.status import Outcome, derive
 from controller.lifecycle.services import replicas
-from controller.lifecycle.sweeps import begin, carrying, together
+from controller.lifecycle.sweeps import begin, carrying
 from controller.lifecycle.sweeps import outcome as sweep_outcome
 from controller.lifecycle.sweeps.outcome import SweepOutcome
 from fairlead.model.statuses import AttemptStatus, RunStatus
@@ -102,7 +102,7 @@ def _advance(draft: Draft, reports: Sequence[Report]) -> None:
         inactivity.enforce(draft, reports)
     termination.settle(draft)
     replicas.settle(draft)
-    together.settle(draft)
+    sweep_outcome.end_together(draft)
     carrying.settle(draft)
     if draft.run.deployments or draft.run.sweep is not None:
         termination.settle(draft)  # a queued replica that ends holds nothing: nothing would wake it

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from common.links import host_keys
 from common.tokens import TOKEN_PREFIX, digest
-from controller.pipelines.rentals import Pinned
+from controller.pipelines.renting.settings import Pinned
 
 _ALGORITHM = b"ssh-ed25519"
 _BLOCK = 8

@@ -1,4 +1,4 @@
-"""MachineManager keeps a worker for each provider, and wakes them after each commit of records."""
+"""MachineManager keeps the calls to each provider, and wakes them after each commit of records."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from controller.lifecycle.machines.market import Supply
 from controller.lifecycle.machines.model import Machine, Offer
 from controller.lifecycle.machines.reconcile import Orphan
 from controller.lifecycle.model import Node
+from controller.machines.calls import Desk, ProviderCalls
 from controller.machines.supplies import Supplies
 from controller.machines.trial import Trial
-from controller.machines.worker import Desk, Worker
-from controller.pipelines.rentals import Pinned, Rentals
+from controller.pipelines.renting.rentals import Rentals
+from controller.pipelines.renting.settings import Pinned
 from fairlead.model.statuses import NodeStatus
 
 
@@ -67,8 +68,8 @@ class MachineManager:
             tried=self._tried,
             restored_at=restored_at,
         )
-        self.workers = {
-            name: Worker(name, cloud, desk, clock) for name, cloud in settings.clouds.items()
+        self.calls = {
+            name: ProviderCalls(name, cloud, desk, clock) for name, cloud in settings.clouds.items()
         }
         self.supplies = {
             name: Supplies(name, cloud, desk.records, clock)
@@ -82,13 +83,13 @@ class MachineManager:
     @property
     def orphans(self) -> list[Orphan]:
         """The machines of this installation that no record knows, as last listed."""
-        return [one for worker in self.workers.values() for one in worker.orphans]
+        return [one for calls in self.calls.values() for one in calls.orphans]
 
     def cloud(self, provider: str) -> Cloud | None:
         return self._clouds.get(provider)
 
     async def offered(self, provider: str, known: KnownOffers) -> None:
-        """Take the provider's offers before its worker asks for them again. Raises CloudError."""
+        """Take the provider's offers before its calls ask for them again. Raises CloudError."""
         self._tell(provider, await self.supplies[provider].of(known))
 
     def found_faultless(self, provider: str) -> None:
@@ -108,8 +109,8 @@ class MachineManager:
         """Work until cancelled, then close the providers."""
         try:
             async with asyncio.TaskGroup() as group:
-                for worker in self.workers.values():
-                    group.create_task(worker.run())
+                for calls in self.calls.values():
+                    group.create_task(calls.run())
                 for supplies in self.supplies.values():
                     group.create_task(supplies.keep(self._tell))
                 while True:
@@ -132,10 +133,10 @@ class MachineManager:
         for machine in self._rentals.committed.values():
             if machine.id not in self._known:
                 self._known.add(machine.id)
-                if (worker := self.workers.get(machine.offer.provider)) is not None:
-                    worker.ordered(machine.id)
-        for worker in self.workers.values():
-            worker.look()
+                if (calls := self.calls.get(machine.offer.provider)) is not None:
+                    calls.ordered(machine.id)
+        for calls in self.calls.values():
+            calls.look()
 
     def _order(self, machine: Machine) -> Order:
         return Order(

@@ -10,7 +10,8 @@ from controller.clock import Chance, Clock
 from controller.lifecycle.machines.model import Machine
 from controller.lifecycle.model import Allocation, Fleet, RunState
 from controller.lifecycle.renting_reasons import MachineReason
-from controller.pipelines.rentals import Rentals, RentalSettings
+from controller.pipelines.renting.rentals import Rentals
+from controller.pipelines.renting.settings import RentalSettings
 from controller.pipelines.run_pipeline import ANY_NODE, RunPipeline
 from controller.pipelines.seams import TurnListener
 from controller.scheduling.scheduler import JobSubmittedPipeline

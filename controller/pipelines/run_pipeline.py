@@ -29,8 +29,8 @@ from controller.pipelines.live_state import (
     reports_at_start,
 )
 from controller.pipelines.refused_runs import RefusedRuns
-from controller.pipelines.rentals import Rentals
-from controller.pipelines.renting import Renting
+from controller.pipelines.renting.pipeline import Renting
+from controller.pipelines.renting.rentals import Rentals
 from controller.pipelines.seams import Scheduler, TurnListener
 from controller.pipelines.turn import Brake, TurnInProgress
 from controller.pipelines.waiting import Callers, Deadlines, Waiter, resolve

@@ -17,7 +17,7 @@ from controller.metric_history import MetricHistory
 from controller.outputs.store import OutputStore
 from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.followed_runs import FollowedRentals, FollowedRuns
-from controller.pipelines.rentals import RentalSettings
+from controller.pipelines.renting.settings import RentalSettings
 from controller.replica.alone import Absent, AtLeader, ask_leader
 from controller.replica.parts import (
     FollowedGateways,

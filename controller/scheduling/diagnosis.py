@@ -39,7 +39,7 @@ from controller.scheduling.fitting.constraints import (
 )
 from controller.scheduling.fitting.fit import as_new, closest, room, shortfalls
 from controller.scheduling.gang_placement import domains_for, placement_name
-from controller.scheduling.index import CapacityIndex, TrialCapacity, Where, is_usable
+from controller.scheduling.index import CapacityIndex, Where, is_usable
 from controller.scheduling.packing import (
     MAX_EFFORT,
     Outcome,
@@ -51,6 +51,7 @@ from controller.scheduling.packing import (
     most_together,
 )
 from controller.scheduling.queue import Unit
+from controller.scheduling.trial_capacity import TrialCapacity
 
 MAX_DOMAINS = 8
 """The number of domains in which jobs of several kinds are counted, those with most room first."""

@@ -19,10 +19,11 @@ from controller.scheduling.fitting.constraints import attributes_of, unmet
 from controller.scheduling.fitting.fit import room, shortfalls
 from controller.scheduling.fitting.grant import asked_by, granted_by
 from controller.scheduling.gang_placement import domains_for, has_room, whole_of
-from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
+from controller.scheduling.index import CapacityIndex, Where
 from controller.scheduling.nominations import victims_of
 from controller.scheduling.placement import SchedulingPass
 from controller.scheduling.queue import Kind, Member, Unit, in_order
+from controller.scheduling.trial_capacity import TrialCapacity
 from fairlead.model.answers import NodeAnswer, PlannedPlace, Waiting
 
 NameOf = Callable[[Run], str]

@@ -13,9 +13,10 @@ from controller.scheduling.diagnosis import is_known, why_all_wait, why_one_wait
 from controller.scheduling.fitting.capacity import Need, Needs
 from controller.scheduling.fitting.fit import as_new, closest
 from controller.scheduling.gang_placement import fits_when_empty
-from controller.scheduling.index import CapacityIndex, TrialCapacity
+from controller.scheduling.index import CapacityIndex
 from controller.scheduling.packing import Outcome
 from controller.scheduling.queue import Kind, Unit, waiting_units
+from controller.scheduling.trial_capacity import TrialCapacity
 from fairlead.model.statuses import AttemptStatus
 from fairlead.wire.engine_abilities import EngineAbility
 

@@ -21,7 +21,7 @@ from controller.scheduling.fitting.fit import (
 )
 from controller.scheduling.fitting.grant import granted
 from controller.scheduling.freed_allocations import in_order_for
-from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
+from controller.scheduling.index import CapacityIndex, Where
 from controller.scheduling.packing import (
     MAX_EFFORT,
     Outcome,
@@ -33,6 +33,7 @@ from controller.scheduling.packing import (
     pack,
 )
 from controller.scheduling.queue import Member, Unit
+from controller.scheduling.trial_capacity import TrialCapacity
 from fairlead.model.statuses import AllocationState
 from fairlead.wire.gpu_names import is_named, is_part
 

@@ -27,8 +27,9 @@ from controller.scheduling.fitting.fit import (
     less,
     shortfalls,
 )
-from controller.scheduling.index import TrialCapacity, Where
+from controller.scheduling.index import Where
 from controller.scheduling.queue import Member
+from controller.scheduling.trial_capacity import TrialCapacity
 from fairlead.wire.amounts import UNITS, Unit, amounts_in
 
 MAX_EFFORT = 10_000

@@ -35,10 +35,11 @@ from controller.scheduling.gang_placement import (
     roomiest_first,
     whole_of,
 )
-from controller.scheduling.index import PASS_EFFORT, CapacityIndex, TrialCapacity, Where
+from controller.scheduling.index import CapacityIndex, Where
 from controller.scheduling.nominations import ended_nominations, review
 from controller.scheduling.packing import by_kind, by_need, how_many_fit
 from controller.scheduling.queue import Kind, Member, Unit, in_order, member_of
+from controller.scheduling.trial_capacity import PASS_EFFORT, TrialCapacity
 
 MAX_CHANGED_REASONS = 100
 """The number of waiting jobs that get a changed pending reason in one pass; `explain` always

@@ -1,7 +1,8 @@
 """Keeps the image's libraries out of the process; import this module first, which is why it is one.
 
-asyncssh asks the system for optional libraries (libnettle, liboqs) by name. In a job's container
-the answer would be a file of the image, made for another C library.
+asyncssh (2.24) asks the system for two optional libraries (libnettle, liboqs) by five names, and
+has no way to leave that out. In a job's container the answer would be a file of the image, made for
+another C library.
 """
 
 from __future__ import annotations

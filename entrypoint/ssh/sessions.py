@@ -139,24 +139,14 @@ class Sessions:
         return env
 
 
-class _Pipe(asyncio.streams.FlowControlMixin):
-    """One end of a pipe. `closed` is set once all is written, or no process reads it any more."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
-        self.closed = asyncio.Event()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self.closed.set()
-
-
 async def _feed(process: Process, child: Child, pipe: int) -> None:
     """Give the program all input of the visitor, however late it reads it."""
     loop = asyncio.get_running_loop()
-    # asyncio has no stream for a pipe to write to; StreamWriter.drain needs the mixin of `_Pipe`.
+    # asyncio has no stream for a pipe to write to: a StreamWriter needs the protocol of a reader,
+    # which gets nothing.
+    reader = asyncio.StreamReader(loop=loop)
     transport, protocol = await loop.connect_write_pipe(
-        lambda: _Pipe(loop), os.fdopen(pipe, "wb", 0)
+        lambda: asyncio.StreamReaderProtocol(reader, loop=loop), os.fdopen(pipe, "wb", 0)
     )
     writer = asyncio.StreamWriter(transport, protocol, None, loop)
     # A program need not read all its input: EPIPE is no failure of `yes | ssh JOB head`.
@@ -165,8 +155,8 @@ async def _feed(process: Process, child: Child, pipe: int) -> None:
             while data := await _read(process, child):
                 writer.write(data)
                 await writer.drain()
-            transport.close()
-            await protocol.closed.wait()
+            writer.close()
+            await writer.wait_closed()
         finally:
             # `close` would wait until the program has read the rest, which it may never do.
             if transport.get_write_buffer_size() or not transport.is_closing():

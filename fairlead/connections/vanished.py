@@ -59,6 +59,6 @@ def _unanswered(connection: socket.socket) -> tuple[bool, float]:
     """Return whether something was repeated or asked to which no answer has come, and for how many
     seconds nothing has come. Raises OSError."""
     assert _TCP_INFO is not None
-    told = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _SIZE)
-    (milliseconds,) = struct.unpack_from("=I", told, _LAST_ACK_RECEIVED)
-    return bool(told[_RETRANSMITS] or told[_PROBES]), milliseconds / 1000
+    info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _SIZE)
+    (milliseconds,) = struct.unpack_from("=I", info, _LAST_ACK_RECEIVED)
+    return bool(info[_RETRANSMITS] or info[_PROBES]), milliseconds / 1000

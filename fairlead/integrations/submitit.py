@@ -6,6 +6,9 @@
 
 The pickles go to the job with its files. Results and logs are outputs, which come to submitit's
 folder when its program looks for them. A list of functions is one sweep.
+
+submitit is extended by subclasses, which share attributes with an underscore with it: its own ones
+for Slurm do so too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One follower of the log over a WebSocket.
+"""The log's readers, for whom an ended runner stays, and one follower over a WebSocket.
 
-It reads the segment files at its own pace. So a slow one costs the job and other followers nothing
+A follower reads the segment files at its own pace. So a slow one costs the job and others nothing
 and holds at most one piece in memory; many followers take turns (`pacing`). One that reads nothing
 for a while is dropped; it may come back at its offset.
 """
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from fairlead.wire.errors import Refused
 from fairlead.wire.frames import BadFrame
 from fairlead.wire.runner import WS_TOO_SLOW, LogsHeader
 from fairlead.wire.websocket import CloseCode
@@ -20,9 +23,52 @@ from runner.http.websocket import WebSocket
 from runner.logs.pacing import Seat
 from runner.logs.reading import LogReader
 from runner.logs.segments import SegmentLog
+from runner.status import Bell
 
 FOLLOWER_PATIENCE = 30.0
 _log = logging.getLogger(__name__)
+
+
+class LogReaders:
+    """`changed` rings when an ended runner may have become free to exit."""
+
+    def __init__(self, log: SegmentLog, changed: Bell) -> None:
+        self.acked = 0
+        """The acknowledged offset."""
+        self._log = log
+        self._changed = changed
+        self._ack_seen = False
+        self._present = 0
+
+    def ack(self, offset: int) -> int:
+        """Acknowledge the log and return the acknowledged offset. Raises Refused for bytes that
+        were never written.
+
+        If the end is acknowledged (0 too), an ended runner may exit.
+        """
+        if not 0 <= offset <= self._log.end:
+            raise Refused(
+                400, "invalid", f"offset {offset} is not within 0..{self._log.end}", "offset"
+            )
+        self.acked = max(self.acked, offset)
+        self._ack_seen = True
+        self._changed.ring()
+        return self.acked
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Count one more reader within the block."""
+        self._present += 1
+        try:
+            yield
+        finally:
+            self._present -= 1
+            self._changed.ring()
+
+    def have_left(self, log_end: int, *, unread: bool) -> bool:
+        """Return whether nobody reads the log, and it is acknowledged up to its end; `unread`: that
+        is not asked for."""
+        return not self._present and (unread or (self._ack_seen and self.acked >= log_end))
 
 
 class LogFollower:

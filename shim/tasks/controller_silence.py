@@ -54,7 +54,7 @@ class ControllerSilence:
         self._heard_at = heard_at
         self._kept_at = heard_at
         self._newest = max(fences, default=None)
-        self._loop = asyncio.create_task(self._run(), name="hearing")
+        self._loop = asyncio.create_task(self._run(), name="silence")
 
     @classmethod
     async def open(

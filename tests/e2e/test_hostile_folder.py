@@ -26,8 +26,8 @@ from tests.support.waiting import LONG, eventually
 pytestmark = pytest.mark.e2e
 
 CANARY = "the-nodes-own-secret"
-READ_AT_MOST = 64 << 20
-MEMORY_AT_MOST = 32 << 20
+MAX_READ = 64 << 20
+MAX_MEMORY = 32 << 20
 KILL = TerminateRequest(grace=0, reason="terminated_by_user")
 
 LINKS = """
@@ -90,7 +90,7 @@ async def read_log(client: ShimClient) -> bytearray:
     async with client.logs("t0", 0) as stream:
         async for piece in stream.pieces():
             data += piece
-            if len(data) > READ_AT_MOST:
+            if len(data) > MAX_READ:
                 break
     return data
 
@@ -116,7 +116,7 @@ async def test_the_shim_reads_nothing_outside_does_not_hang_and_stays_small(
         folders = await asyncio.to_thread(os.listdir, lab.shim.data / "tasks")
     assert CANARY.encode() not in log
     assert (ended.exit_record, folders) == (None, [])
-    assert after - before < MEMORY_AT_MOST
+    assert after - before < MAX_MEMORY
 
 
 async def test_a_socket_that_the_task_bends_to_anothers_leads_nobody_there(

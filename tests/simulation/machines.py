@@ -63,7 +63,7 @@ from controller.lifecycle.runs.first_state import PlannedJob, new_run
 from controller.links.base import NodeConnection, NodeLink
 from controller.machines import boot_data
 from controller.machines.manager import MachineSettings
-from controller.pipelines.rentals import Pinned
+from controller.pipelines.renting.settings import Pinned
 from controller.scheduling.fitting.constraints import unmet
 from controller.store.base import Changes
 from fairlead.model.needs import CreationPolicy, RentLimits, SpotPolicy

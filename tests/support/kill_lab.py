@@ -336,7 +336,7 @@ class KillLab:
 
     async def _begin_job(self, info: TaskInfo) -> None:
         """As a controller does: a runner that is not there yet, or whose shim has just been killed
-        before it opened the door, is asked again."""
+        before it made the socket, is asked again."""
         job = JobSpec(
             run_id=info.run_id,
             run_name=info.run_name,

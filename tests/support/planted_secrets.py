@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.lab import RunLab
 
-READ_AT_MOST = 64 << 20
+MAX_READ = 64 << 20
 
 
 def in_files(folder: Path, secret: str) -> Iterator[str]:
@@ -19,7 +19,7 @@ def in_files(folder: Path, secret: str) -> Iterator[str]:
         for path in (Path(parent, name) for name in names):
             if path.is_file() and not path.is_symlink():
                 with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-                    if secret.encode() in file.read(READ_AT_MOST):
+                    if secret.encode() in file.read(MAX_READ):
                         yield str(path)
 
 

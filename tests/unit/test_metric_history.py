@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import msgspec
@@ -68,6 +69,14 @@ def test_a_file_of_another_version_shows_nothing_and_begins_again(
     assert history.read("attempt", 0.0) == []
     history.append("attempt", a_sample(2.0))
     assert history.read("attempt", 0.0) == [a_sample(2.0)]
+
+
+def test_another_record_needs_another_version(history: MetricHistory, tmp_path: Path) -> None:
+    """A file that an earlier release has written is read with its record."""
+    history.append("attempt", Sample(1.0, 2.0, 3, 50.0, 4))
+    (file,) = (tmp_path / "kept").glob("*/*")
+    content = "6d65747269637301" + struct.pack("<ddqfq", 1.0, 2.0, 3, 50.0, 4).hex()
+    assert file.read_bytes().hex() == content
 
 
 def test_a_file_from_before_there_were_versions_goes_on(

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Calls:
-    """The calls of one account. Nothing here repeats one: the worker does, and counts."""
+    """The calls of one account. Nothing here repeats one: `ProviderCalls` does, and counts."""
 
     def __init__(self, name: str, config: AwsProvider) -> None:
         self._config = config

@@ -1,4 +1,5 @@
-"""A sweep's status, derived from its sets (docs/rules.md 11.5 to 11.7)."""
+"""What ended jobs mean for the rest of their set and for their sweep, whose status is derived from
+its sets (docs/rules.md 11.4 to 11.7)."""
 
 from __future__ import annotations
 
@@ -6,12 +7,16 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from controller.lifecycle.attempts import termination
 from controller.lifecycle.draft import Draft
+from controller.lifecycle.membership import members
 from controller.lifecycle.model import Attempt, Job
 from controller.lifecycle.sweeps.carrying import is_carried
 from controller.lifecycle.sweeps.sets import SetCounts, counts_of, has_life
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.statuses import AttemptStatus, RunStatus
+
+_CAUSE = "sweep"
 
 
 class SweepOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +26,24 @@ class SweepOutcome(msgspec.Struct, frozen=True, kw_only=True):
     status: RunStatus | None
     reason: RunReason | None = None
     message: str | None = None
+
+
+def end_together(draft: Draft) -> None:
+    """End what lives of each set of several nodes of which one job has ended other than done."""
+    if draft.run.sweep is None or draft.run.sweep.nodes == 1:
+        return
+    for jobs in members.of_several(draft.run, draft.jobs):
+        lasts = [job.attempts[-1] for job in jobs if job.attempts]
+        ended = (last for last in lasts if last.reason not in (None, Reason.DONE_BY_RUNNER))
+        culprit = next(ended, None)
+        if culprit is None:
+            continue
+        job = next(job for job in jobs if job.id == culprit.job_id)
+        message = f"job {job.group}/{job.cookie} of its parameter set ended"
+        message += f": {culprit.message or culprit.reason}"
+        for last in lasts:
+            if last.reason is None:
+                termination.end(draft, last, Reason.SIBLING_FAILED, _CAUSE, message)
 
 
 def derive(draft: Draft) -> SweepOutcome:

@@ -38,9 +38,10 @@ from controller.scheduling.gang_placement import (
     hardest_first,
     place_all,
 )
-from controller.scheduling.index import TrialCapacity, Where
+from controller.scheduling.index import Where
 from controller.scheduling.packing import by_kind, by_need, how_many_fit_of, most_in
 from controller.scheduling.queue import Member, Unit
+from controller.scheduling.trial_capacity import TrialCapacity
 from fairlead.model.statuses import AllocationState
 
 MAX_SEARCHES = 50

@@ -20,8 +20,9 @@ from controller.lifecycle.membership.members import queues_as_a_whole
 from controller.lifecycle.model import Allocation, Attempt, Job, Resources, Run
 from controller.scheduling.fitting.capacity import Need
 from controller.scheduling.fitting.fit import Room, room, shortfalls
-from controller.scheduling.index import TrialCapacity, Where
+from controller.scheduling.index import Where
 from controller.scheduling.queue import BANDS
+from controller.scheduling.trial_capacity import TrialCapacity
 from fairlead.model.reasons import SHORT_GRACE, Reason
 from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from controller.lifecycle.inventory import Fleet
 from controller.lifecycle.machines import market
 from controller.lifecycle.machines.market import Market, Purses
-from controller.lifecycle.machines.model import Machine, MachineStatus, Offer
+from controller.lifecycle.machines.model import Machine, Offer
 from controller.lifecycle.renting_reasons import (
     BuysMachine,
     GangsInTurn,
@@ -26,17 +26,12 @@ from controller.lifecycle.renting_reasons import (
 )
 from controller.lifecycle.reports import MachineAnswered
 from controller.scheduling.fitting.capacity import Need
-from controller.scheduling.fitting.constraints import (
-    Domain,
-    domain_of,
-)
-from controller.scheduling.fitting.fit import Room, room, shortfalls
+from controller.scheduling.fitting.fit import Room, shortfalls
 from controller.scheduling.gang_placement import (
-    domains_for,
     has_room,
     whole_of,
 )
-from controller.scheduling.index import CapacityIndex, TrialCapacity, comes_back, is_usable
+from controller.scheduling.index import CapacityIndex
 from controller.scheduling.queue import Kind, Member, Unit, in_order
 from controller.scheduling.renting.answers import HELD, ORDERED, Answer, changed
 from controller.scheduling.renting.coming_back import coming_back, stops_now, without_freed
@@ -48,11 +43,9 @@ from controller.scheduling.renting.fleet_offers import (
 )
 from controller.scheduling.renting.gang_turns import GangTurns
 from controller.scheduling.renting.left_out import MAX_TRIES
-from controller.scheduling.renting.machine_bins import Bin, Plan, empty_bin, plan_of, room_after
-
-Zone = tuple[str, str, str | None]
-"""Provider, region and zone."""
-_Where = tuple[Zone, Domain]
+from controller.scheduling.renting.machine_bins import Bin, Plan, empty_bin, room_after
+from controller.scheduling.renting.machine_pool import MachinePool
+from controller.scheduling.trial_capacity import TrialCapacity
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,13 +110,7 @@ class _Look:
         self._turns = GangTurns(machines, now)
         self._behind: list[Unit] = []
         """Gangs that are served once all others were."""
-        self._offers = {one.id: one.offer for one in machines if one.is_live}
-        self._bins = [
-            bin_
-            for one in machines
-            if (fleet := self._fleets.get(one.fleet)) is not None
-            and (bin_ := self._coming(fleet, one)) is not None
-        ]
+        self._pool = MachinePool(index, self._fleets, machines, now)
         self._could_hold = could_hold
         self._orders: list[Order] = []
         self._answered: dict[str, Answer] = {}
@@ -131,39 +118,12 @@ class _Look:
         self._reasons: dict[str, MachineReason] = {}
         self._in_vain: dict[tuple[str, Need, bool], MachineReason] = {}
         """What was refused already; users differ in what they may spend."""
-        self._first: dict[Need, int] = {}
-        """The first bin that may hold a need: bins only fill up during a look."""
         self._groups = 0
         self._awaiting: set[str] = set()
-        self._wanted: set[str] = set()
-        self._joined: dict[str, list[Bin]] = {}
-        self._kept_for: set[Need] = set()
-        """Needs for which all is kept that is on order."""
         self._replacing: dict[tuple[str, str], MachineReason] = {}
         """What is done for jobs that still stop, by run and job."""
         self._left: dict[str, Room] = {}
         """What jobs that come back leave of nodes that are not rented, by id."""
-
-    def _coming(self, fleet: Fleet, machine: Machine) -> Bin | None:
-        """Return the machine if it will be a node that the scheduler does not see yet."""
-        if machine.closing:
-            return None
-        node = self._index.nodes.get(machine.id)
-        if machine.status is MachineStatus.PROVISIONING:
-            # Nothing goes onto one that is drained, as one that its provider already takes back.
-            is_shut = node is not None and (node.draining or node.cordoned)
-            is_seen = node is not None and is_usable(node)
-            return None if is_seen or is_shut else empty_bin(fleet, machine.offer, machine)
-        # After a restart, or a short cut, no node is connected: it comes back with what is on it.
-        # So does one whose engine is restarted.
-        if machine.status is not MachineStatus.JOINED or node is None:
-            return None
-        if not comes_back(node, self._now):
-            return None
-        taken = self._index.taken.get(machine.id, {})
-        bin_ = Bin(fleet, machine.offer, room(node, ()), machine)
-        bin_.room = replace(room(node, taken.values()), starts=0)
-        return bin_
 
     def take(self) -> Demand:
         every = [unit for units in self._index.units.values() for unit in units]
@@ -194,7 +154,7 @@ class _Look:
             orders=tuple(self._orders),
             reasons=self._reasons,
             awaiting=frozenset(self._awaiting),
-            wanted=frozenset(self._wanted),
+            wanted=frozenset(self._pool.wanted),
             answers=tuple(changed(self._index, self._answered, self._reasons, self._replacing)),
         )
 
@@ -210,7 +170,7 @@ class _Look:
             # It goes where the ranks are, and takes over what they leave. What was ordered for the
             # whole gang may come after the ranks have begun.
             for need in {member.need for member in unit.members}:
-                self._keep_orders(need)
+                self._pool.keep_orders(need)
             return
         if unit.kind is Kind.TOGETHER:
             reason = self._serve_together(unit, fleets, is_second=is_second)
@@ -238,14 +198,14 @@ class _Look:
         need = member.need
         if self._goes_home(unit, member):
             return None
-        there = (one for fleet in fleets for one in self._joined_in(fleet) if one.holds(need))
+        there = (one for fleet in fleets for one in self._pool.joined_in(fleet) if one.holds(need))
         if (joined := next(there, None)) is not None:
             joined.put(unit, member)
             self._awaiting.add(joined.room.node.id)
             return None
-        if (known := self._first_that_holds(need)) is not None:
+        if (known := self._pool.first_that_holds(need)) is not None:
             known.put(unit, member)
-            self._want(known)
+            self._pool.want(known)
             return None if known.is_back else self._buys(known, is_named=True)
         if not orders:
             return None
@@ -254,9 +214,9 @@ class _Look:
     def _await_gang(self, unit: Unit, fleets: list[Fleet], *, orders: bool) -> MachineReason | None:
         """What is there or on order comes first, as in the pass that will place the gang."""
         for fleet in fleets:
-            if (own := next(self._plans(unit, fleet, ()), None)) is not None:
+            if (own := next(self._pool.plans(unit, fleet, ()), None)) is not None:
                 self._take_plan(unit, fleet, own)
-                self._awaiting |= {one.room.node.id for one in own.used} & self._offers.keys()
+                self._awaiting |= self._pool.rented(own.used)
                 return self._buys_all(own, is_named=True)
         if not orders or has_room(self._trial, unit):
             return None
@@ -276,7 +236,7 @@ class _Look:
         """Take room for a job that comes back on a node that is not rented; False: none has it."""
         for one in self._with_room(member.need):
             left = replace(self._left.get(one.node.id, one), starts=0)
-            if one.node.id not in self._offers and not shortfalls(member.need.resources, left):
+            if not self._pool.has(one.node.id) and not shortfalls(member.need.resources, left):
                 self._left[one.node.id] = room_after(unit, member, left)
                 return True
         return False
@@ -287,7 +247,7 @@ class _Look:
             answer = ORDERED
         elif reason is None:
             answer = HELD
-        elif self._is_coming_for(unit):
+        elif self._pool.could_hold(unit):
             answer = ORDERED
         elif self._could_hold(unit):
             answer = HELD
@@ -295,22 +255,17 @@ class _Look:
             answer = Answer(why=reason.sentence())
         self._answered |= {member.attempt.id: answer for member in unit.members}
 
-    def _is_coming_for(self, unit: Unit) -> bool:
-        """Return whether each job could go onto a machine that is on order, once it is free."""
-        needs = {member.need for member in unit.members}
-        return all(any(one.could_hold(need) for one in self._bins) for need in needs)
-
     # -- one job ----------------------------------------------------------------------------
 
     def _serve_one(self, unit: Unit, member: Member, fleets: list[Fleet]) -> MachineReason | None:
         need = member.need
         if self._waits_for_pace(need):
-            self._keep_orders(need)
+            self._pool.keep_orders(need)
             return None
-        known = self._first_that_holds(need)
+        known = self._pool.first_that_holds(need)
         if known is not None:
             known.put(unit, member)
-            self._want(known)
+            self._pool.want(known)
             return None if known.is_back else self._buys(known)
         if not member.job.spec.rent.buys:
             return ReusesOnly()
@@ -333,19 +288,6 @@ class _Look:
         if refusal is not None:
             self._in_vain[key] = refusal
         return refusal
-
-    def _keep_orders(self, need: Need) -> None:
-        """Count all that is on order and could hold the need as wanted, as by jobs that wait for a
-        node's pace: that one may have no room for all of them."""
-        if need not in self._kept_for:
-            self._kept_for.add(need)
-            for one in self._bins:
-                if one.could_hold(need):
-                    self._want(one)
-
-    def _want(self, bin_: Bin) -> None:
-        if bin_.machine is not None and not bin_.is_back:
-            self._wanted.add(bin_.machine.id)
 
     def _buys(self, bin_: Bin, count: int = 1, *, is_named: bool = False) -> BuysMachine:
         machine = bin_.machine
@@ -373,14 +315,6 @@ class _Look:
         for _, one, _ in self._trial.sorted(need.scope).bins(self._trial.rooms):
             if not shortfalls(need.resources, replace(one, starts=0)):
                 yield one
-
-    def _first_that_holds(self, need: Need) -> Bin | None:
-        for at in range(self._first.get(need, 0), len(self._bins)):
-            if self._bins[at].holds(need):
-                self._first[need] = at
-                return self._bins[at]
-        self._first[need] = len(self._bins)
-        return None
 
     def _choose(
         self, fleet: Fleet, need: Need, user: str, *, on_demand_first: bool = False
@@ -437,7 +371,7 @@ class _Look:
 
     def _cheapest_zone(self, unit: Unit, fleet: Fleet) -> Plan | MachineReason:
         # What is on order is waited for also while its offer is left out, or nobody tells offers.
-        own = self._plans(unit, fleet, ())
+        own = self._pool.plans(unit, fleet, ())
         if (enough := next(own, None)) is not None:
             return enough
         needs = {member.need for member in unit.members}
@@ -452,7 +386,7 @@ class _Look:
         open_ = self._market.open(ordered)
         if not open_:
             return self._market.none_now(fleet, ordered)
-        plans = list(self._plans(unit, fleet, open_))
+        plans = list(self._pool.plans(unit, fleet, open_))
         if not plans:
             lacks = "no zone's offers could hold the whole gang where its other jobs are"
             return NoOffer(fleet=fleet.name, lacks=lacks, unknown=self._market.unknown(fleet))
@@ -465,59 +399,16 @@ class _Look:
         assert refusal is not None
         return refusal
 
-    def _plans(self, unit: Unit, fleet: Fleet, offers: Sequence[Offer]) -> Iterator[Plan]:
-        """Yield how the gang fits, with machines of these offers, into each place that may have
-        all of it."""
-        bins = [*(one for one in self._bins if one.fleet is fleet), *self._joined_in(fleet)]
-        places: dict[_Where | None, tuple[list[Bin], list[Offer]]] = {}
-        for offer in offers:
-            where = self._where(empty_bin(fleet, offer))
-            places.setdefault(where, ([], []))[1].append(offer)
-        for one in bins:
-            places.setdefault(self._where(one), ([], []))[0].append(one)
-        for where, (there, bought) in places.items():
-            if where is None or not self._is_with_anchors(unit, where):
-                continue
-            if (plan := plan_of(unit, fleet, there, bought)) is not None:
-                yield plan
-
-    def _where(self, bin_: Bin) -> _Where | None:
-        """Return where the machine is: its zone, and its value of the fleet's `placement`; None: it
-        has none."""
-        domain = domain_of(bin_.room.node, self._index.fleets)
-        return None if domain is None else (bin_.offer.place, domain)
-
-    def _joined_in(self, fleet: Fleet) -> list[Bin]:
-        """Return the fleet's machines that are nodes, with what they have free."""
-        if fleet.name not in self._joined:
-            self._joined[fleet.name] = [
-                Bin(fleet, offer, free)
-                for node_id, free in self._index.rooms.items()
-                if (offer := self._offers.get(node_id)) is not None
-                and free.node.fleet == fleet.name
-            ]
-        return self._joined[fleet.name]
-
-    def _is_with_anchors(self, unit: Unit, where: _Where) -> bool:
-        """Return whether a machine there would be where the gang's other jobs are."""
-        if not unit.anchors:
-            return True
-        zone, domain = where
-        known = self._offers.get(unit.anchors[0].node_id)
-        if known is not None and known.place != zone:
-            return False
-        return domain in domains_for(self._index, unit)
-
     def _take_plan(self, unit: Unit, fleet: Fleet, plan: Plan) -> None:
         for one, left in plan.rooms:
             one.room = left
         if plan.is_incomplete:
-            self._awaiting |= {one.room.node.id for one in plan.used} & self._offers.keys()
+            self._awaiting |= self._pool.rented(plan.used)
         for one in plan.used:
-            self._want(one)
+            self._pool.want(one)
         self._groups += 1
         group = self._groups if len(plan.new) > 1 else None
-        self._bins += plan.new
+        self._pool.add(plan.new)
         self._turns.take(plan.offers)
         self._note(fleet, plan.offers, group, unit)
 
@@ -540,7 +431,7 @@ class _Look:
 
     def _buy(self, fleet: Fleet, offer: Offer, unit: Unit | None) -> Bin:
         bin_ = empty_bin(fleet, offer)
-        self._bins.append(bin_)
+        self._pool.add([bin_])
         self._note(fleet, [offer], None, unit)
         return bin_
 

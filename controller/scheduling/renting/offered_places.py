@@ -10,9 +10,10 @@ from controller.lifecycle.machines.market import Market, Purses
 from controller.lifecycle.machines.model import Machine, Offer
 from controller.lifecycle.renting_reasons import ReusesOnly
 from controller.scheduling.fitting.capacity import Need
-from controller.scheduling.index import CapacityIndex, TrialCapacity
+from controller.scheduling.index import CapacityIndex
 from controller.scheduling.queue import Member
 from controller.scheduling.renting.fleet_offers import FleetOffers, lost_a_spot_machine
+from controller.scheduling.trial_capacity import TrialCapacity
 from fairlead.model.answers import OfferedPlace
 
 

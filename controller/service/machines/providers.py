@@ -183,7 +183,7 @@ class ProviderService:
         if self._manager is None:
             raise Unavailable("this controller has no providers of machines")
         if (cloud := self._manager.cloud(name)) is None:
-            known = ", ".join(sorted(self._manager.workers))
+            known = ", ".join(sorted(self._manager.calls))
             raise NotFound(
                 f"there is no provider {name!r}; this controller has {known}", field="provider"
             )

@@ -55,7 +55,7 @@ class RentedService:
     def is_renting(self) -> bool:
         """Whether there are providers, or records of machines."""
         rentals = self._pipeline.rentals
-        has_providers = self._manager is not None and bool(self._manager.workers)
+        has_providers = self._manager is not None and bool(self._manager.calls)
         return has_providers or (rentals is not None and bool(rentals.committed))
 
     async def set_machines(
@@ -115,7 +115,7 @@ class RentedService:
         return None, Budget()
 
     def _require_provider(self, provider: str) -> None:
-        known = {} if self._manager is None else self._manager.workers
+        known = {} if self._manager is None else self._manager.calls
         if provider not in known:
             names = ", ".join(known) or "none: `providers` in the file of `--config` names them"
             raise Invalid(
@@ -179,8 +179,8 @@ class RentedService:
             labels=["provider"],
         )
         now = self._clock.now()
-        for name, worker in self._manager.workers.items():
-            orphans.add_metric([name], len(worker.orphans))
+        for name, calls in self._manager.calls.items():
+            orphans.add_metric([name], len(calls.orphans))
             since = [
                 one.terminating_at
                 for one in self.all()

@@ -1,7 +1,8 @@
 """The runs that must come first: their names become ids when a run is submitted.
 
 A run can wait only for runs that exist, so no two wait for each other, and a later run with the
-same name changes nothing.
+same name changes nothing. Runs that are submitted as one act may wait for each other by name: they
+are made in an order in which each waits only for runs before it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from fairlead.model.reasons import Reason
 from fairlead.model.sweep import Value, as_text
 
 RETRY_FIRST = "predecessor_first"
+MAX_TOGETHER = 100
+"""The most runs of one act."""
 
 
 class RunLookup(Runs, Protocol):
@@ -413,3 +416,45 @@ def _left_out(run: Run, obstacles: Mapping[int, _Obstacle]) -> Iterator[str]:
             f"each {became}: `fairlead retry {run_id} --jobs {theirs}` first, then `fairlead retry "
             f"{run.name} --jobs {own}`"
         )
+
+
+def in_order(names: Sequence[str], after: Sequence[Sequence[After]]) -> list[int]:
+    """Return the numbers of the runs so that each comes after those that it waits for.
+
+    `names` and `after` are those of the runs, in the order of the request. Runs that are not among
+    them are left out. Raises Invalid for a name that comes twice, and for a circle.
+    """
+    numbers = {name: number for number, name in enumerate(names)}
+    if len(numbers) != len(names):
+        number = next(n for n, name in enumerate(names) if numbers[name] != n)
+        raise Invalid(
+            f"two runs are named {names[number]}: give each a name of its own",
+            field=f"runs[{numbers[names[number]]}].name",
+        )
+    order: list[int] = []
+    on_the_way: list[int] = []
+
+    def visit(number: int) -> None:
+        if number in order:
+            return
+        if number in on_the_way:
+            raise _circle(names, [*on_the_way[on_the_way.index(number) :], number])
+        on_the_way.append(number)
+        for one in after[number]:
+            if one.run in numbers:
+                visit(numbers[one.run])
+        on_the_way.pop()
+        order.append(number)
+
+    for number in range(len(names)):
+        visit(number)
+    return order
+
+
+def _circle(names: Sequence[str], way: Sequence[int]) -> Invalid:
+    shown = " waits for ".join(names[number] for number in way)
+    return Invalid(
+        f"{shown}: none of them could ever begin; take one of the conditions out",
+        field=f"runs[{way[0]}].configuration.after",
+        code="dependency_cycle",
+    )

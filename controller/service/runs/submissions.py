@@ -35,7 +35,13 @@ from controller.service.accounts.users import Gate
 from controller.service.runs.blobs import why_unreachable
 from controller.service.runs.earlier import EarlierRuns
 from controller.service.runs.names import Names
-from controller.service.runs.predecessors import RunLookup, resolved, without_predecessors
+from controller.service.runs.predecessors import (
+    MAX_TOGETHER,
+    RunLookup,
+    in_order,
+    resolved,
+    without_predecessors,
+)
 from controller.service.runs.submission_stages import (
     Batch,
     IfExists,
@@ -50,7 +56,6 @@ from controller.service.runs.submission_stages import (
     wanted_name,
 )
 from controller.service.runs.taken_outputs import taken
-from controller.service.runs.together import MAX_TOGETHER, in_order
 from controller.service.ssh_keys import user_keys
 from controller.store.accounts import User
 from controller.store.base import Store

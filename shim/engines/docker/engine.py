@@ -1,9 +1,8 @@
 """Tasks as Docker containers.
 
 docker-py blocks, so it lives in its own threads. Exits are not waited for one thread each: one
-follower reads the engine's events, and an event is only a hint to inspect. When the stream of
-events ends, the engine is taken for lost; once it answers again, everything that is waited for is
-inspected.
+follower reads the engine's events for all of them (`exits`). When the stream of events ends, the
+engine is taken for lost.
 """
 
 from __future__ import annotations
@@ -37,11 +36,12 @@ from shim.engines.base import (
     PortsTaken,
     Storage,
 )
-from shim.engines.docker import containers, events, faults, request
+from shim.engines.docker import containers, faults, request
 from shim.engines.docker.api import Client, Conflict, DockerRefused, NotFound, ensure_volume
 from shim.engines.docker.choice import ChosenNetworks, NetworkChooser
 from shim.engines.docker.dialect import DOCKER, Dialect
-from shim.engines.docker.events import EventFollower, Past
+from shim.engines.docker.events import EventFollower
+from shim.engines.docker.exits import Exits
 from shim.engines.docker.handover import Way, hand_over, means_of
 from shim.engines.docker.images import DockerImages, folder_of
 from shim.engines.docker.oci_runtime import OciRuntime
@@ -50,8 +50,6 @@ from shim.settings import AUTO_RUNTIME, Settings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_Ports = dict[int, int]
-"""Port of the container → port of the node."""
 _CALL_SECONDS = 60
 _START_TRIES = 5
 _THREADS = 16
@@ -86,18 +84,10 @@ class DockerEngine:
         self._api = api
         self._cores = 0.0
         self._info: dict[str, Any] = {}
-        self._waiting: dict[str, set[asyncio.Event]] = {}
-        self._stopped: set[str] = set()
-        """Containers with a waiter that got a signal to end."""
-        self._seen: set[str] = set()
-        """Containers with a waiter whose end was reported as it happened."""
-        self._hints = 0
-        self._running: dict[str, _Ports] = {}
-        """Containers that ran at the last listing and had no event since. With many containers, a
-        new life of the shim need not ask for each."""
         self._never_started: set[str] = set()
         """Containers that were made here and not started yet."""
         self._follower: EventFollower | None = None
+        self.exits = Exits(self._call, lambda: self._api, dialect)
         self._images = DockerImages(self._call, self._in_our_words, dialect)
         self._oci_runtime = OciRuntime(settings, install_id, dialect.kind, self._in_our_words)
         self._networks: ChosenNetworks | None = None
@@ -134,7 +124,7 @@ class DockerEngine:
                 },
             ),
             self.hint,
-            self.note_stop,
+            self.exits.note_stop,
             _LOST,
             self._dialect,
         )
@@ -281,11 +271,9 @@ class DockerEngine:
             if self._networks is not None:
                 works.append(self._networks.starting(container_id))
             await together(*works)
-        hints = self._hints
-        runs = self._networks is not None and await self._networks.started(container_id)
-        # An end that was told meanwhile may be this one's: then `wait` asks the engine itself.
-        if runs and hints == self._hints:
-            self._running[container_id] = {}
+        hints = self.exits.hints
+        if self._networks is not None and await self._networks.started(container_id):
+            self.exits.started(container_id, hints)
 
     async def _start_created(self, container_id: str) -> None:
         """Start a created container. The engine tries a few ports in a row and gives up when they
@@ -316,9 +304,9 @@ class DockerEngine:
         return containers.state_of(found["State"]["Status"]) is ContainerState.CREATED
 
     async def published_port(self, container_id: str, port: int) -> int | None:
-        listed = self._running.get(container_id)
-        if listed is not None:
-            return listed.get(port)
+        known = self.exits.ports(container_id)
+        if known is not None:
+            return known.get(port)
         found = await self._call(lambda: self._api.inspect_container(container_id))
         # The engine lists a port that an image only exposes too, with null.
         bound = (found["NetworkSettings"].get("Ports") or {}).get(f"{port}/tcp") or ()
@@ -331,39 +319,7 @@ class DockerEngine:
         await self._signal(container_id, "SIGKILL")
 
     async def wait(self, container_id: str) -> Exit:
-        hint = asyncio.Event()
-        self._waiting.setdefault(container_id, set()).add(hint)
-        ended: Exit | None = None
-        try:
-            while ended is None:
-                # Cleared before the look: an event during the look must wake the wait after it.
-                hint.clear()
-                ended = await self._exit_of(container_id)
-                if ended is None:
-                    await self._wait_for(hint, container_id)
-            return ended
-        finally:
-            self._waiting[container_id].discard(hint)
-            if not self._waiting[container_id]:
-                del self._waiting[container_id]
-                if ended is not None:
-                    self._forget(container_id)
-
-    async def _wait_for(self, hint: asyncio.Event, container_id: str) -> None:
-        """Wait for an event about the container, or until it is time to look again."""
-        try:
-            async with asyncio.timeout(self._dialect.look_again):
-                await hint.wait()
-        except TimeoutError:
-            # An event may have been lost (`look_again`): without this note, the container is
-            # inspected.
-            self._running.pop(container_id, None)
-
-    def _forget(self, container_id: str) -> None:
-        """Forget the container. What was heard is kept until it was reported: the engine may fall
-        silent in between."""
-        self._stopped.discard(container_id)
-        self._seen.discard(container_id)
+        return await self.exits.wait(container_id)
 
     async def remove(self, task_id: str) -> None:
         name = containers.name_of(task_id)
@@ -381,19 +337,16 @@ class DockerEngine:
 
     async def _remove_container(self, container_id: str) -> None:
         self._never_started.discard(container_id)
-        self._forget(container_id)
+        self.exits.forget(container_id)
         with contextlib.suppress(NotFound):
             # `v`: else the anonymous volumes of an image's VOLUME stay on the disk.
             await self._call(lambda: self._api.remove_container(container_id, v=True, force=True))
 
     async def list(self) -> tuple[Found, ...]:
-        hints = self._hints
+        hints = self.exits.hints
         listed = await self._containers()
-        # After an event during the listing, its answer may be older than the event.
-        if hints == self._hints:
-            self._running = {
-                one["Id"]: containers.ports_of(one) for one in listed if one["State"] == "running"
-            }
+        running = (one for one in listed if one["State"] == "running")
+        self.exits.listed({one["Id"]: containers.ports_of(one) for one in running}, hints)
         return tuple(map(containers.found, listed))
 
     async def _containers(self) -> tuple[dict[str, Any], ...]:
@@ -455,51 +408,12 @@ class DockerEngine:
             self._opened.join(asked, spec)
         return asked
 
-    async def _exit_of(self, container_id: str) -> Exit | None:
-        if container_id in self._running:
-            return None
-        try:
-            found = await self._call(lambda: self._api.inspect_container(container_id))
-        except NotFound:
-            # Somebody removed it by hand, and took its exit code along.
-            return Exit(exit_code=None, gone=True)
-        state = found["State"]
-        if containers.state_of(state["Status"]) is not ContainerState.EXITED:
-            return None
-        past = Past(stopped=container_id in self._stopped)
-        # It ended while no stream of events was open: only the engine remembers why.
-        if not past.stopped and container_id not in self._seen:
-            past = await events.past_of(self._call, self._api, container_id, self._dialect)
-        return Exit(
-            exit_code=containers.exit_code_of(state, past),
-            oom_killed=bool(state.get("OOMKilled")),
-            stopped=past.stopped,
-            unseen=past.unseen,
-        )
-
-    def waits_for(self, container_id: str) -> bool:
-        """Return whether a caller waits for the container's end."""
-        return container_id in self._waiting
-
     def hint(self, container_id: str | None) -> None:
         """Handle an event's hint; None: the stream began again, and anything may have happened
         meanwhile."""
-        self._hints += 1
         if container_id is None:
-            self._running.clear()
             self._oci_runtime.again()
-        else:
-            self._running.pop(container_id, None)
-            if container_id in self._waiting:
-                self._seen.add(container_id)
-        keys = list(self._waiting) if container_id is None else [container_id]
-        for key in keys:
-            for event in self._waiting.get(key, ()):
-                event.set()
-
-    def note_stop(self, container_id: str) -> None:
-        if container_id in self._waiting:
-            self._stopped.add(container_id)
+        self.exits.hint(container_id)
 
     async def _signal(self, container_id: str, name: str) -> None:
         # It ends by itself meanwhile: Docker says 409 of one that does not run, 404 when it is

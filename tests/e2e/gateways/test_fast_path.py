@@ -109,7 +109,7 @@ def test_a_token_that_was_let_in_passes_the_agent_and_others_do_not(
         return gateway.get("closed", "/seen", headers=sent, context=context)[:2]
 
     passed = partial(gateway.admits, digest(key))
-    wait_until(lambda: ask(key)[0] == 200 and passed(), LONG, "an open door")
+    wait_until(lambda: ask(key)[0] == 200 and passed(), LONG, "an admitted token")
     gateway.agent.kill9()
     status, seen = ask(key)
     assert (status, "authorization" in seen) == (200, False)
@@ -119,7 +119,7 @@ def test_a_token_that_was_let_in_passes_the_agent_and_others_do_not(
         assert ask(token, X_Fairlead_Admitted="1")[0] == 401
     assert gateway.get("closed", headers={"X-Fairlead-Admitted": "1"}, context=context)[0] == 401
     gateway.wait_until_fast("closed")
-    wait_until(lambda: ask(key)[0] == 200 and passed(), LONG, "an open door")
+    wait_until(lambda: ask(key)[0] == 200 and passed(), LONG, "an admitted token")
     lab.cli("service", "key", "revoke", made["id"]).succeeded()
     wait_until(lambda: not passed(), LONG, "the revocation")
     assert ask(key)[0] == 401

@@ -51,3 +51,19 @@ def test_the_first_process_of_a_job_loads_little() -> None:
 def test_it_listens_before_it_loads_asyncio() -> None:
     # The order to start its job comes over two machines: it waits in the backlog meanwhile.
     assert loaded(BEFORE_IT_LISTENS).isdisjoint({"asyncio", "logging", "subprocess"})
+
+
+def test_no_library_of_the_image_is_looked_for() -> None:
+    """asyncssh would ask for optional ones by name, and get files of the job's image."""
+    program = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+import ctypes.util
+asked = []
+ctypes.util.find_library = asked.append
+import entrypoint.ssh.server
+print(asked)
+"""
+    argv = [sys.executable, "-I", "-S", "-c", program]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=CHECKOUT)
+    assert done.stdout == "[]\n"

@@ -1,4 +1,4 @@
-"""SSH into a task: the door, and the embedded server behind it, by a real client."""
+"""SSH into a task: the port, and the embedded server behind it, by a real client."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class Task:
         (self.folder / SETTINGS_NAME).write_bytes(msgspec.json.encode(changed))
 
     @contextlib.asynccontextmanager
-    async def door(self) -> AsyncIterator[None]:
-        door = SshPort(self.folder, Children())
-        door.open()
+    async def listening(self) -> AsyncIterator[None]:
+        port = SshPort(self.folder, Children())
+        port.open()
         try:
             yield
         finally:
-            await door.close()
+            await port.close()
 
     async def connect(self, **options: Any) -> asyncssh.SSHClientConnection:
         return await asyncssh.connect(
@@ -76,7 +76,11 @@ class Task:
 
     @contextlib.asynccontextmanager
     async def client(self, **options: Any) -> AsyncIterator[asyncssh.SSHClientConnection]:
-        async with asyncio.timeout(DEADLINE), self.door(), await self.connect(**options) as made:
+        async with (
+            asyncio.timeout(DEADLINE),
+            self.listening(),
+            await self.connect(**options) as made,
+        ):
             yield made
 
 
@@ -170,7 +174,7 @@ async def test_a_terminal_is_resized_and_interrupted_from_the_keyboard(task: Tas
 async def test_closing_a_terminal_hangs_up_what_runs_in_it(task: Task, tmp_path: Path) -> None:
     marker = tmp_path / "hung-up"
     command = f"trap 'touch {marker}; exit' HUP; echo ready; while :; do sleep 0.05; done"
-    async with asyncio.timeout(DEADLINE), task.door():
+    async with asyncio.timeout(DEADLINE), task.listening():
         connection = await task.connect()
         process = await connection.create_process(command, term_type="xterm")
         await process.stdout.readuntil("ready\r\n")
@@ -282,7 +286,7 @@ async def test_a_visitors_agent_is_reached_from_inside(task: Task, tmp_path: Pat
 
 async def test_other_keys_passwords_and_users_are_refused(task: Task) -> None:
     stranger = asyncssh.generate_private_key("ssh-ed25519")
-    async with asyncio.timeout(DEADLINE), task.door():
+    async with asyncio.timeout(DEADLINE), task.listening():
         with pytest.raises(asyncssh.PermissionDenied):
             await task.connect(client_keys=[stranger])
         with pytest.raises(asyncssh.PermissionDenied):
@@ -294,7 +298,7 @@ async def test_the_server_starts_with_the_first_visitor_and_is_replaced_when_dea
 ) -> None:
     # A fixture of the session may have a process of its own here.
     others = children()
-    async with asyncio.timeout(DEADLINE * 2), task.door():
+    async with asyncio.timeout(DEADLINE * 2), task.listening():
         assert children() == others
         async with await task.connect() as connection:
             assert (await connection.run("true")).exit_status == 0
@@ -312,7 +316,7 @@ def children() -> set[int]:
 
 async def test_a_task_without_ssh_has_no_door(task: Task) -> None:
     (task.folder / SETTINGS_NAME).unlink()
-    async with task.door():
+    async with task.listening():
         with pytest.raises(OSError, match="Connect call failed"):
             await task.connect()
 

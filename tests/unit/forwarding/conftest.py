@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from controller.forwarding import leader_feed
+from tests.unit.forwarding.passing import Bed
 from tests.unit.forwarding.watching import WatchBed, opened_watch_bed
 
 
@@ -15,3 +16,14 @@ async def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     monkeypatch.setattr(leader_feed, "BEGIN_SECONDS", 3600.0)
     async with opened_watch_bed(tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+async def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
+    # However busy the machine is: a kept link is still used.
+    monkeypatch.setattr("common.proxy.upstream.IDLE_SECONDS", 3600.0)
+    made = Bed(tmp_path)
+    await made.follow()
+    yield made
+    await made.session.close()
+    await made.closing.aclose()

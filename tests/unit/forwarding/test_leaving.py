@@ -15,10 +15,9 @@ from controller.forwarding import follower as module
 from controller.forwarding.follower_links import FollowerLinks
 from controller.relay import leader_at
 from tests.support.waiting import LONG, eventually
-from tests.unit.forwarding.test_forwarding import Bed, bed
+from tests.unit.forwarding.passing import Bed
 from tests.unit.forwarding.watching import WatchBed
 
-__all__ = ["bed"]
 ASKED = b"GET /seen HTTP/1.1\r\nHost: x\r\n\r\n"
 HEALTH = "/v1/health"
 

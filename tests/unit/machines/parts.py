@@ -7,7 +7,8 @@ from typing import Any
 from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy
 from controller.lifecycle.machines.market import Market, Penalties
 from controller.lifecycle.machines.model import GpuOffer, Machine, Offer
-from controller.pipelines.rentals import Pinned, Rentals, RentalSettings
+from controller.pipelines.renting.rentals import Rentals
+from controller.pipelines.renting.settings import Pinned, RentalSettings
 from controller.scheduling.index import CapacityIndex
 
 GIB = 1 << 30

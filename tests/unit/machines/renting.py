@@ -1,4 +1,4 @@
-"""A controller's part for machines: a turn loop, a worker and a provider in memory."""
+"""A controller's part for machines: a turn loop, the calls and a provider in memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from controller.clock import month_began
 from controller.lifecycle.inventory import Fleet
 from controller.lifecycle.machines.model import Machine, MachineStatus
 from controller.lifecycle.model import NodeCapacity, NodeStatus, RunState
-from controller.machines import worker
+from controller.machines import calls
 from controller.machines.manager import MachineManager, MachineSettings
-from controller.pipelines.rentals import Pinned, Rentals, RentalSettings
+from controller.pipelines.renting.rentals import Rentals
+from controller.pipelines.renting.settings import Pinned, RentalSettings
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.store.accounts import User
@@ -152,13 +153,13 @@ class Renting:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds between two calls; the tests move the clock of decisions themselves."""
     for name in ("_FIRST_RETRY_SECONDS", "_FIRST_END_SECONDS", "_RELEASE_RETRY_SECONDS"):
-        monkeypatch.setattr(worker, name, 0.01)
-    monkeypatch.setattr(worker, "DESCRIBE_EVERY_SECONDS", 0.02)
+        monkeypatch.setattr(calls, name, 0.01)
+    monkeypatch.setattr(calls, "DESCRIBE_EVERY_SECONDS", 0.02)
 
     def soon(began: float, ended: float, now: float, **_: object) -> float:
         return max(0.0, ended + 0.02 - now)
 
-    monkeypatch.setattr(worker, "until_next_list", soon)
+    monkeypatch.setattr(calls, "until_next_list", soon)
 
 
 @contextlib.asynccontextmanager

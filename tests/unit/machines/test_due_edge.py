@@ -8,13 +8,10 @@ from controller.lifecycle.inventory import Node
 from controller.lifecycle.machines.market import Supply
 from controller.lifecycle.machines.model import Machine, MachineStatus
 from controller.lifecycle.model import NodeStatus
-from controller.pipelines.rentals import (
-    DEMAND_EVERY_SECONDS,
-    Pinned,
-    Rentals,
-    RentalSettings,
-    Turned,
-)
+from controller.pipelines.renting.last_demand import DEMAND_EVERY_SECONDS
+from controller.pipelines.renting.machine_turn import Turned
+from controller.pipelines.renting.rentals import Rentals
+from controller.pipelines.renting.settings import Pinned, RentalSettings
 from tests.unit.machines.parts import NOW, fleet, machine, offer
 from tests.unit.scheduling.cluster import Cluster
 from tests.unit.scheduling.parts import new_id, node

@@ -21,7 +21,7 @@ from controller.clouds.base import (
 from controller.lifecycle.inventory import Budget
 from controller.lifecycle.machines.model import MachineEnd, MachineStatus, Offer, Reach
 from controller.lifecycle.machines.reconcile import Found
-from controller.machines import supplies, worker
+from controller.machines import calls, supplies
 from controller.store.base import Changes
 from tests.doubles.clouds import MemoryCloud
 from tests.doubles.memory_store import MemoryDatabase
@@ -220,7 +220,7 @@ async def test_an_end_is_asked_for_until_it_comes() -> None:
 async def test_a_provider_that_stays_away_is_logged_once_for_each_reason(
     call: str, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="controller.machines.worker")
+    caplog.set_level(logging.INFO, logger="controller.machines.calls")
     cloud = MemoryCloud(offer())
     cloud.fails[call] = [*[CloudAway("503")] * 5, *[CloudAway("504")] * 5]
     async with renting(cloud, fleet(min=1)) as lab:
@@ -232,13 +232,13 @@ async def test_a_provider_that_stays_away_is_logged_once_for_each_reason(
 
 async def test_machines_that_are_being_made_hold_up_no_other_call() -> None:
     cloud = SlowCloud(offer())
-    async with renting(cloud, fleet(min=worker.CALLS_AT_ONCE + 4, max=99)) as lab:
-        await lab.until(lambda: cloud.begun == worker.CALLS_AT_ONCE + 4)
+    async with renting(cloud, fleet(min=calls.CALLS_AT_ONCE + 4, max=99)) as lab:
+        await lab.until(lambda: cloud.begun == calls.CALLS_AT_ONCE + 4)
         listed = cloud.calls.count("list")
         await lab.until(lambda: cloud.calls.count("list") > listed + 2)
         cloud.is_done.set()
         await lab.until(lambda: all(one.instance_id for one in lab.rentals.committed.values()))
-        assert len(cloud.instances) == worker.CALLS_AT_ONCE + 4
+        assert len(cloud.instances) == calls.CALLS_AT_ONCE + 4
 
 
 class SlowCloud(MemoryCloud):

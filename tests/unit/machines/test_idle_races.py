@@ -30,7 +30,8 @@ from controller.lifecycle.reports import (
     TaskRemoved,
     TaskSeen,
 )
-from controller.pipelines.rentals import Pinned, Rentals, RentalSettings
+from controller.pipelines.renting.rentals import Rentals
+from controller.pipelines.renting.settings import Pinned, RentalSettings
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from fairlead.model.reasons import Reason

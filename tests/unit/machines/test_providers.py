@@ -32,7 +32,7 @@ from controller.lifecycle.machines.model import Machine, MachineStatus
 from controller.lifecycle.machines.reconcile import Orphan
 from controller.machines.manager import MachineManager, MachineSettings
 from controller.machines.trial import Trial
-from controller.pipelines.rentals import Pinned
+from controller.pipelines.renting.settings import Pinned
 from controller.scheduling.index import CapacityIndex
 from controller.service.machines.providers import ProviderService
 from controller.service.machines.rented import RentedService
@@ -79,7 +79,7 @@ def service_of(cloud: MemoryCloud, *machines: Machine) -> tuple[ProviderService,
 async def test_orphans_and_ends_that_fail_are_numbers_to_alert_by() -> None:
     ending = machine(status=MachineStatus.TERMINATING, terminating_at=NOW)
     _, manager = service_of(cheap_and_dear(), ending, machine("m2"))
-    manager.workers["lab"].orphans = (
+    manager.calls["lab"].orphans = (
         Orphan(provider="lab", instance_id="i-1", machine_id=None, created_at=NOW, seen_at=NOW),
     )
     pipeline: Any = SimpleNamespace(rentals=manager._rentals)

@@ -164,7 +164,7 @@ def test_a_provider_is_asked_again_soon_while_it_lacks_a_machine_that_is_silent(
 def listed_after(
     missing: frozenset[str], answering: frozenset[str], *, is_new: bool, took: float = 0.0
 ) -> float:
-    """Return when the list after one at 0 begins, by the steps in which a worker waits."""
+    """Return when the list after one at 0 begins, by the steps in which the calls wait."""
     now = took
     while wait := until_next_list(
         0.0, took, now, missing=missing, answering=answering, is_new=is_new

@@ -1,4 +1,4 @@
-"""A turn loop, a worker and a provider in memory: from a waiting job to a machine and back."""
+"""A turn loop, the calls and a provider in memory: from a waiting job to a machine and back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from controller.lifecycle.reports import (
     TaskRemoved,
     Tick,
 )
-from controller.machines import worker
+from controller.machines import calls
 from controller.service.machines.fleets import FleetService
 from controller.service.runs.explanations import under_way
 from controller.store.base import Changes
@@ -251,7 +251,7 @@ async def test_a_machine_whose_node_comes_and_goes_is_given_back() -> None:
         await lab.pipeline.save_fleet(fleet(idle_duration=60.0), "burst")
         await lab.until(lambda: lab.asked > 0, 1.0)
         start = lab.clock.time
-        limit = worker.RELEASE_LIMIT_SECONDS
+        limit = calls.RELEASE_LIMIT_SECONDS
         await lab.until(lambda: lab.clock.time > start + limit - 120.0, 60.0)
         assert lab.only().closing
         await lab.until(lambda: not lab.only().is_live, 60.0)

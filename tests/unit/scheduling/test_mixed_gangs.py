@@ -20,7 +20,7 @@ from controller.lifecycle.model import (
 )
 from controller.lifecycle.pending_reasons import NotTogether
 from controller.lifecycle.reports import GangTooLarge, RunnerExited
-from controller.scheduling import diagnosis, gang_placement, index, placement
+from controller.scheduling import diagnosis, gang_placement, placement, trial_capacity
 from controller.scheduling.explain import NO_REASON
 from controller.scheduling.feasibility import why_never
 from fairlead.model.reasons import Reason
@@ -250,7 +250,7 @@ def test_a_value_that_holds_the_gang_again_in_one_way_is_kept() -> None:
 def test_the_effort_of_a_pass_is_shared_and_the_next_pass_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(index, "PASS_EFFORT", 12)
+    monkeypatch.setattr(trial_capacity, "PASS_EFFORT", 12)
     monkeypatch.setattr(placement, "PASS_EFFORT", 12)
     names = [f"{kind}{n}" for n in range(4) for kind in "xy"]
     cluster = Cluster(*(gpu_node(name) for name in names))

@@ -14,7 +14,6 @@ from controller.lifecycle.runs.first_state import new_run
 from controller.scheduling.fitting.capacity import Need
 from controller.scheduling.fitting.constraints import Domain
 from controller.scheduling.fitting.fit import Room, less, shortfalls
-from controller.scheduling.index import TrialCapacity
 from controller.scheduling.packing import (
     MAX_EFFORT,
     Outcome,
@@ -25,6 +24,7 @@ from controller.scheduling.packing import (
     pack,
 )
 from controller.scheduling.queue import Kind
+from controller.scheduling.trial_capacity import TrialCapacity
 from fairlead.model.spec import PlannedGroup
 from tests.support.indexes import index_of
 from tests.unit.scheduling.parts import gang, gpu, new_id, node

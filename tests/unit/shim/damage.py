@@ -55,30 +55,30 @@ class DamagedNode:
         with disk_threads() as threads:
             identity = await Identity.load(self.settings, threads)
             engine, gpus = MemoryEngine(self.host), MemoryGpus(*GPUS)
-            service = await Daemon.open(self.settings, engine, gpus, CAPACITY, identity, threads)
+            daemon = await Daemon.open(self.settings, engine, gpus, CAPACITY, identity, threads)
             try:
-                yield service
+                yield daemon
             finally:
-                await service.close()
+                await daemon.close()
 
     async def live(self) -> None:
         """The four runs, as far as each gets; the records of before are kept as old copies."""
-        async with self.shim() as service:
+        async with self.shim() as daemon:
             for run in (FORMER, ENDED, REMOVED, PULLING):
-                await service.supervisor.put(f"t-{run}", _wanted(run), _caller(run))
-            await until(service, f"t-{PULLING}", TaskStatus.PULLING)
+                await daemon.supervisor.put(f"t-{run}", _wanted(run), _caller(run))
+            await until(daemon, f"t-{PULLING}", TaskStatus.PULLING)
             for run in (FORMER, ENDED, REMOVED):
-                await until(service, f"t-{run}", TaskStatus.RUNNING)
+                await until(daemon, f"t-{run}", TaskStatus.RUNNING)
             shutil.copytree(self._records, self._old, ignore=shutil.ignore_patterns(".*"))
             for run in (FORMER, ENDED, REMOVED):
                 order = TerminateRequest(grace=0.0, reason="aborted_by_user")
-                await service.supervisor.terminate(f"t-{run}", order, _caller(run))
-                await until(service, f"t-{run}", TaskStatus.TERMINATED)
+                await daemon.supervisor.terminate(f"t-{run}", order, _caller(run))
+                await until(daemon, f"t-{run}", TaskStatus.TERMINATED)
             for run in (FORMER, REMOVED):
-                await service.supervisor.remove(f"t-{run}", _caller(run))
-            await service.supervisor.release(f"place-{FORMER}", _caller(FORMER))
-            await service.supervisor.put(f"t-{RUNNING}", _wanted(RUNNING), _caller(RUNNING))
-            await until(service, f"t-{RUNNING}", TaskStatus.RUNNING)
+                await daemon.supervisor.remove(f"t-{run}", _caller(run))
+            await daemon.supervisor.release(f"place-{FORMER}", _caller(FORMER))
+            await daemon.supervisor.put(f"t-{RUNNING}", _wanted(RUNNING), _caller(RUNNING))
+            await until(daemon, f"t-{RUNNING}", TaskStatus.RUNNING)
 
     def damage(self) -> None:
         for _ in range(self.dice.randint(1, 4)):
@@ -92,15 +92,15 @@ class DamagedNode:
 
     async def check(self) -> None:
         """Raises AssertionError unless each GPU has its right owner, or its owner is told no."""
-        async with self.shim() as service:
-            self._no_two_owners(service)
-            owner = {gpu: a.run_id for a in service.supervisor.allocations for gpu in a.gpus}
+        async with self.shim() as daemon:
+            self._no_two_owners(daemon)
+            owner = {gpu: a.run_id for a in daemon.supervisor.allocations for gpu in a.gpus}
             assert owner["GPU-0"] == RUNNING, "the GPU of a container was given away"
             self._nobody_lost_what_one_record_still_tells(owner)
-            await self._stranger_gets_nothing_that_is_owned(service, owner)
+            await self._stranger_gets_nothing_that_is_owned(daemon, owner)
             for run in (RUNNING, ENDED, REMOVED, PULLING):
-                await self._owner_goes_on_or_is_told_no(service, run)
-            self._no_two_owners(service)
+                await self._owner_goes_on_or_is_told_no(daemon, run)
+            self._no_two_owners(daemon)
         starts = {c.spec.task_id: c.starts for c in self.host.containers.values()}
         assert max(starts.values()) == 1, f"a container was started again: {starts}"
 
@@ -115,8 +115,8 @@ class DamagedNode:
             allowed = {run} if knows else {run, None}
             assert owner.get(f"GPU-{run[-1]}") in allowed, (run, owner)
 
-    def _no_two_owners(self, service: Daemon) -> None:
-        held = Counter(gpu for a in service.supervisor.allocations for gpu in a.gpus)
+    def _no_two_owners(self, daemon: Daemon) -> None:
+        held = Counter(gpu for a in daemon.supervisor.allocations for gpu in a.gpus)
         assert max(held.values()) == 1, f"two owners: {held}"
         used = Counter(
             gpu
@@ -127,15 +127,15 @@ class DamagedNode:
         assert max(used.values()) == 1, f"two containers: {used}"
 
     async def _stranger_gets_nothing_that_is_owned(
-        self, service: Daemon, owner: dict[str, str]
+        self, daemon: Daemon, owner: dict[str, str]
     ) -> None:
         for number, gpu in enumerate(GPUS):
             wanted = _wanted("stranger", place=f"strange-{number}", gpu=gpu.uuid)
-            code = await _asked(service, f"s-{number}", wanted.run_id, gpu.uuid, wanted)
+            code = await _asked(daemon, f"s-{number}", wanted.run_id, gpu.uuid, wanted)
             assert (code == "no_capacity") == (gpu.uuid in owner), (code, gpu.uuid, owner)
 
-    async def _owner_goes_on_or_is_told_no(self, service: Daemon, run: str) -> None:
-        code = await _asked(service, f"t-{run}", run, f"GPU-{run[-1]}", _wanted(run))
+    async def _owner_goes_on_or_is_told_no(self, daemon: Daemon, run: str) -> None:
+        code = await _asked(daemon, f"t-{run}", run, f"GPU-{run[-1]}", _wanted(run))
         assert code in ("", "conflict", "no_capacity", "terminated"), code
 
     @property
@@ -161,10 +161,10 @@ def _caller(run: str) -> Caller:
     return Caller(run, Fence(1, 1), 0)
 
 
-async def _asked(service: Daemon, task_id: str, run: str, gpu: str, wanted: TaskRequest) -> str:
+async def _asked(daemon: Daemon, task_id: str, run: str, gpu: str, wanted: TaskRequest) -> str:
     """The code of the refusal; empty when the task has that very GPU."""
     try:
-        info, _ = await service.supervisor.put(task_id, wanted, _caller(run))
+        info, _ = await daemon.supervisor.put(task_id, wanted, _caller(run))
     except Refused as problem:
         return problem.code if problem.message else "no message"
     if info.status is not TaskStatus.TERMINATED:

@@ -72,11 +72,11 @@ class Node:
     @asynccontextmanager
     async def shim(self, engine: Engine | None = None) -> AsyncIterator[Daemon]:
         threads = disk_threads()
-        service = await self._open(engine or MemoryEngine(self.host), threads)
+        daemon = await self._open(engine or MemoryEngine(self.host), threads)
         try:
-            yield service
+            yield daemon
         finally:
-            await service.close()
+            await daemon.close()
             threads.shutdown()
 
     async def _open(self, engine: Engine, threads: ThreadPoolExecutor) -> Daemon:
@@ -101,20 +101,20 @@ async def until_event(events: EventLog, wanted: Callable[[Event], bool]) -> Even
     raise AssertionError("the events ended")
 
 
-async def until(service: Daemon, task_id: str, status: TaskStatus) -> TaskInfo:
+async def until(daemon: Daemon, task_id: str, status: TaskStatus) -> TaskInfo:
     """The task's state once it has reached `status`."""
-    if service.supervisor.info(task_id).status is status:
-        return service.supervisor.info(task_id)
+    if daemon.supervisor.info(task_id).status is status:
+        return daemon.supervisor.info(task_id)
     event = await until_event(
-        service.events,
+        daemon.events,
         lambda e: e.task is not None and e.task.id == task_id and e.task.status is status,
     )
     assert event.task is not None
     return event.task
 
 
-async def put(service: Daemon, task_id: str = "t1", **changes: Any) -> None:
-    await service.supervisor.put(task_id, request(**changes), CALLER)
+async def put(daemon: Daemon, task_id: str = "t1", **changes: Any) -> None:
+    await daemon.supervisor.put(task_id, request(**changes), CALLER)
 
 
 def listen(path: Path) -> socket.socket:

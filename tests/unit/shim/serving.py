@@ -15,12 +15,12 @@ from tests.unit.shim.parts import Node
 @contextlib.asynccontextmanager
 async def served(node: Node) -> AsyncIterator[Daemon]:
     """Of the shim: it ends like a killed one, with nothing but records left of it."""
-    async with node.shim() as service:
-        runner = web.AppRunner(make_app(service), access_log=None, shutdown_timeout=0.1)
+    async with node.shim() as daemon:
+        runner = web.AppRunner(make_app(daemon), access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         await web.UnixSite(runner, str(node.settings.socket)).start()
         try:
-            yield service
+            yield daemon
         finally:
-            service.events.close()
+            daemon.events.close()
             await runner.cleanup()

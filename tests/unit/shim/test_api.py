@@ -46,14 +46,14 @@ def node(tmp_path: Path) -> Node:
 async def session(node: Node) -> AsyncIterator[aiohttp.ClientSession]:
     socket = node.settings.socket
     socket.parent.mkdir(parents=True)
-    async with node.shim() as service:
-        runner = make_runner(service, shutdown_timeout=1.0)
+    async with node.shim() as daemon:
+        runner = make_runner(daemon, shutdown_timeout=1.0)
         await runner.setup()
         await web.UnixSite(runner, str(socket)).start()
         connector = aiohttp.UnixConnector(str(socket))
         async with aiohttp.ClientSession(connector=connector) as session:
             yield session
-        service.events.close()
+        daemon.events.close()
         await runner.cleanup()
 
 

@@ -37,8 +37,8 @@ async def test_the_controller_that_was_there_first_is_told_of_the_second(tmp_pat
     node, file = Node(tmp_path), tmp_path / "keys"
     node.settings = msgspec.structs.replace(node.settings, controller_keys=file)
     file.write_text(LINES[0])
-    async with node.shim() as service:
-        assert (await service.node()).controllers == SHOWN[:1]
+    async with node.shim() as daemon:
+        assert (await daemon.node()).controllers == SHOWN[:1]
         file.write_text("\n".join(LINES))
-        assert (await service.node()).controllers == SHOWN
-        await until_event(service.events, lambda event: event.type is EventType.NODE)
+        assert (await daemon.node()).controllers == SHOWN
+        await until_event(daemon.events, lambda event: event.type is EventType.NODE)

@@ -36,34 +36,34 @@ def node(tmp_path: Path) -> Node:
 
 
 async def test_an_unheard_task_is_stopped_and_says_why(node: Node, seconds: Seconds) -> None:
-    async with node.shim() as service:
+    async with node.shim() as daemon:
         wish = request(stop_when_unheard_seconds=600.0)
-        await service.supervisor.put("t1", wish, CALLER)
-        await until(service, "t1", TaskStatus.RUNNING)
+        await daemon.supervisor.put("t1", wish, CALLER)
+        await until(daemon, "t1", TaskStatus.RUNNING)
         seconds.now += 600.0
-        ended = await until(service, "t1", TaskStatus.TERMINATED)
+        ended = await until(daemon, "t1", TaskStatus.TERMINATED)
     assert ended.reason == "instance_unreachable"
     assert "600 s" in (ended.message or "")
 
 
 async def test_a_task_that_did_not_ask_for_it_goes_on(node: Node, seconds: Seconds) -> None:
-    async with node.shim() as service:
-        await service.supervisor.put("t1", request(), CALLER)
+    async with node.shim() as daemon:
+        await daemon.supervisor.put("t1", request(), CALLER)
         wish = request(allocation_id="place-2", stop_when_unheard_seconds=600.0)
-        await service.supervisor.put("t2", wish, CALLER)
-        await until(service, "t1", TaskStatus.RUNNING)
-        await until(service, "t2", TaskStatus.RUNNING)
+        await daemon.supervisor.put("t2", wish, CALLER)
+        await until(daemon, "t1", TaskStatus.RUNNING)
+        await until(daemon, "t2", TaskStatus.RUNNING)
         seconds.now += 10_000.0
-        await until(service, "t2", TaskStatus.TERMINATED)
-        assert service.supervisor.info("t1").status is TaskStatus.RUNNING
+        await until(daemon, "t2", TaskStatus.TERMINATED)
+        assert daemon.supervisor.info("t1").status is TaskStatus.RUNNING
 
 
 async def test_a_request_with_a_fence_is_a_controllers_word_and_no_other_is(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with node.shim() as service, TestClient(TestServer(make_app(service))) as client:
+    async with node.shim() as daemon, TestClient(TestServer(make_app(daemon))) as client:
         heard: list[Fence] = []
-        monkeypatch.setattr(service, "heard", heard.append)
+        monkeypatch.setattr(daemon, "heard", heard.append)
         async with client.get("/v1/health") as answer:
             assert answer.status == 200
         async with client.get("/v1/health", headers={FENCE_HEADER: "1.1"}) as answer:
@@ -76,8 +76,8 @@ async def test_a_request_with_a_fence_is_a_controllers_word_and_no_other_is(
 
 
 async def test_a_controller_that_was_taken_over_is_not_heard(node: Node, seconds: Seconds) -> None:
-    async with node.shim() as service:
-        made = ControllerSilence(service.supervisor, MemoryRecords(), "this", seconds.now)
+    async with node.shim() as daemon:
+        made = ControllerSilence(daemon.supervisor, MemoryRecords(), "this", seconds.now)
         made.heard(Fence(1, 2))
         seconds.now += 300.0
         made.heard(Fence(1, 1))
@@ -94,8 +94,8 @@ async def test_the_last_contact_outlives_the_shim_but_not_the_boot(
     records: MemoryRecords[HeardRecord] = MemoryRecords()
     records.kept["heard"] = HeardRecord(boot_id=boot, at=400.0)
     monkeypatch.setattr(controller_silence, "DiskRecords", lambda *_: records)
-    async with node.shim(MemoryEngine(node.host)) as service:
-        data, executor = node.settings.data, service.executor
-        made = await ControllerSilence.open(service.supervisor, data, executor, "this", ())
+    async with node.shim(MemoryEngine(node.host)) as daemon:
+        data, executor = node.settings.data, daemon.executor
+        made = await ControllerSilence.open(daemon.supervisor, data, executor, "this", ())
         assert made.silent_for == 1000.0 - heard_at
         await made.close()

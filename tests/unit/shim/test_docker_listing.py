@@ -152,7 +152,7 @@ async def test_a_stream_of_events_that_began_anew_makes_everybody_ask_again(
 ) -> None:
     await engine.list()
     waiting = asyncio.create_task(engine.wait("c"))
-    await eventually(lambda: engine.waits_for("c"))
+    await eventually(lambda: engine.exits.waits_for("c"))
     engine.hint(None)
     await eventually(lambda: api.inspected == 1)
     api.state = "exited"
@@ -172,7 +172,7 @@ async def test_a_container_that_a_later_list_finds_ended_is_asked_for(
 async def test_nothing_is_kept_of_containers_without_a_waiter(
     api: Api, engine: DockerEngine
 ) -> None:
-    for tell in (engine.note_stop, engine.hint):
+    for tell in (engine.exits.note_stop, engine.hint):
         tell("c")
     api.state = "exited"
     assert not (await engine.wait("c")).stopped
@@ -182,9 +182,9 @@ async def test_events_of_an_awaited_container_are_kept_until_its_end(
     api: Api, engine: DockerEngine
 ) -> None:
     waiting = asyncio.create_task(engine.wait("c"))
-    await eventually(lambda: engine.waits_for("c"))
+    await eventually(lambda: engine.exits.waits_for("c"))
     api.state = "exited"
-    engine.note_stop("c")
+    engine.exits.note_stop("c")
     engine.hint("c")
     assert (await waiting).stopped
     assert not (await engine.wait("c")).stopped
@@ -195,9 +195,9 @@ async def test_a_stop_is_remembered_when_the_engine_falls_silent_before_the_end(
 ) -> None:
     """An engine that is stopped stops its containers, says so, and is gone."""
     waiting = asyncio.create_task(engine.wait("c"))
-    await eventually(lambda: engine.waits_for("c"))
+    await eventually(lambda: engine.exits.waits_for("c"))
     api.silent = True
-    engine.note_stop("c")
+    engine.exits.note_stop("c")
     engine.hint("c")
     with pytest.raises(EngineUnavailable):
         await waiting

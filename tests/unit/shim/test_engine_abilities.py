@@ -34,38 +34,38 @@ def test_docker_can_do_everything_and_plain_processes_only_what_the_runner_does(
 
 
 async def test_what_the_engine_lacks_is_in_what_the_node_tells(node: Node) -> None:
-    async with node.shim() as service:
-        assert (await service.node()).engine_lacks == ()
-    async with node.shim(PlainEngine(node.host)) as service:
-        told = await service.node()
+    async with node.shim() as daemon:
+        assert (await daemon.node()).engine_lacks == ()
+    async with node.shim(PlainEngine(node.host)) as daemon:
+        told = await daemon.node()
         assert told.engine_lacks == tuple(one for one in ALL if one is not EngineAbility.OPTIONS)
         assert {"images", "volumes", "signal"} <= set(told.engine_lacks)
         assert told.abilities == ("container options",)
 
 
 async def test_what_the_operator_allows_is_in_what_the_node_tells(node: Node) -> None:
-    async with node.shim() as service:
-        assert (await service.node()).allows == NodeAllows(
+    async with node.shim() as daemon:
+        assert (await daemon.node()).allows == NodeAllows(
             privileged=False, raw_sockets=False, volume_prefixes=()
         )
     node.settings = msgspec.structs.replace(
         node.settings, allow_privileged=True, volume_prefixes=(Path("/data"),)
     )
-    async with node.shim() as service:
-        assert (await service.node()).allows == NodeAllows(
+    async with node.shim() as daemon:
+        assert (await daemon.node()).allows == NodeAllows(
             privileged=True, raw_sockets=True, volume_prefixes=("/data",)
         )
 
 
 async def test_a_task_that_needs_more_is_refused_before_anything_is_done(node: Node) -> None:
-    async with node.shim(PlainEngine(node.host)) as service:
+    async with node.shim(PlainEngine(node.host)) as daemon:
         wanted = request(needs_of_engine=("volumes", "container options", "of a later one"))
         with pytest.raises(Refused, match="needs volumes and of a later one, which") as caught:
-            await service.supervisor.put("t1", wanted, CALLER)
+            await daemon.supervisor.put("t1", wanted, CALLER)
         assert (caught.value.status, caught.value.code) == (409, "engine_lacks")
-        assert (service.supervisor.infos, service.supervisor.allocations) == ((), ())
+        assert (daemon.supervisor.infos, daemon.supervisor.allocations) == ((), ())
         other = request(needs_of_engine=("container options",))
-        assert (await service.supervisor.put("t1", other, CALLER))[1]
+        assert (await daemon.supervisor.put("t1", other, CALLER))[1]
 
 
 @pytest.mark.parametrize("files", [(), ("uverbs0",)])
@@ -78,8 +78,8 @@ async def test_a_node_tells_whether_it_has_infiniband(
         (folder / name).touch()
     assert machine.infiniband(tmp_path / "dev") == files
     monkeypatch.setattr(machine, "infiniband", lambda: files)
-    async with node.shim() as service:
-        assert (await service.node()).infiniband is bool(files)
+    async with node.shim() as daemon:
+        assert (await daemon.node()).infiniband is bool(files)
 
 
 def test_a_machine_without_the_folder_has_none(tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ def says(node: Node, **said: Any) -> Node:
     return node
 
 
-async def running(service: Daemon, **changes: Any) -> NetworkMode:
-    await service.supervisor.put("t1", request(**changes), CALLER)
-    return (await until(service, "t1", TaskStatus.RUNNING)).network_mode
+async def running(daemon: Daemon, **changes: Any) -> NetworkMode:
+    await daemon.supervisor.put("t1", request(**changes), CALLER)
+    return (await until(daemon, "t1", TaskStatus.RUNNING)).network_mode
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ async def running(service: Daemon, **changes: Any) -> NetworkMode:
 async def test_the_nodes_network_goes_to_whoever_holds_the_node_unless_its_operator_says_never(
     node: Node, said: HostNetwork, resources: TaskResources, mode: NetworkMode
 ) -> None:
-    async with says(node, host_network=said).shim() as service:
-        assert await running(service, resources=resources) is mode
-        assert (await service.node()).host_network is said
+    async with says(node, host_network=said).shim() as daemon:
+        assert await running(daemon, resources=resources) is mode
+        assert (await daemon.node()).host_network is said
         assert ("run-1" in node.host.networks) is (mode is NetworkMode.BRIDGE)
 
 
@@ -65,22 +65,22 @@ async def test_a_task_whose_peers_reach_it_is_refused_where_no_task_gets_the_nod
     node: Node,
 ) -> None:
     wanted = request(resources=WHOLE, needs_host_network=True)
-    async with says(node, host_network=HostNetwork.NEVER).shim() as service:
+    async with says(node, host_network=HostNetwork.NEVER).shim() as daemon:
         with pytest.raises(Refused, match="--host-network never") as caught:
-            await service.supervisor.put("t1", wanted, CALLER)
+            await daemon.supervisor.put("t1", wanted, CALLER)
         assert (caught.value.status, caught.value.code) == (409, "no_host_network")
-        assert (service.supervisor.infos, service.supervisor.allocations) == ((), ())
+        assert (daemon.supervisor.infos, daemon.supervisor.allocations) == ((), ())
 
 
 async def test_a_task_that_ran_before_its_operator_said_never_goes_on_and_is_known(
     node: Node,
 ) -> None:
     wanted = request(resources=WHOLE, needs_host_network=True)
-    async with node.shim() as service:
-        await service.supervisor.put("t1", wanted, CALLER)
-        await until(service, "t1", TaskStatus.RUNNING)
-    async with says(node, host_network=HostNetwork.NEVER).shim() as service:
-        info, is_new = await service.supervisor.put("t1", wanted, CALLER)
+    async with node.shim() as daemon:
+        await daemon.supervisor.put("t1", wanted, CALLER)
+        await until(daemon, "t1", TaskStatus.RUNNING)
+    async with says(node, host_network=HostNetwork.NEVER).shim() as daemon:
+        info, is_new = await daemon.supervisor.put("t1", wanted, CALLER)
         assert (info.network_mode, is_new) == (NetworkMode.HOST, False)
 
 
@@ -130,8 +130,8 @@ def test_raw_sockets_that_a_job_asks_for_are_refused_in_the_nodes_network_alone(
 
 
 async def test_the_container_is_made_without_what_was_taken_away(node: Node) -> None:
-    async with node.shim() as service:
-        await running(service, resources=WHOLE)
+    async with node.shim() as daemon:
+        await running(daemon, resources=WHOLE)
     assert node.host.containers["c-t1"].spec.options.cap_drop == RAW
 
 
@@ -143,5 +143,5 @@ def test_an_engine_without_networks_cannot_keep_tasks_out_of_the_nodes() -> None
 
 
 async def test_a_task_of_an_engine_without_networks_is_in_the_nodes(node: Node) -> None:
-    async with node.shim(EngineWithoutNetworks(node.host)) as service:
-        assert await running(service, resources=PART) is NetworkMode.HOST
+    async with node.shim(EngineWithoutNetworks(node.host)) as daemon:
+        assert await running(daemon, resources=PART) is NetworkMode.HOST

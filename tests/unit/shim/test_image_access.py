@@ -34,20 +34,20 @@ def node(tmp_path: Path) -> Node:
     return made
 
 
-async def ended(service: Daemon, run: str, **changes: Any) -> TaskInfo:
+async def ended(daemon: Daemon, run: str, **changes: Any) -> TaskInfo:
     """A task of the run, once it runs or cannot."""
     wanted = request(**{"run_id": run, "allocation_id": f"of-{run}", "image": TOOL, **changes})
-    await service.supervisor.put(f"t-{run}", wanted, Caller(run, Fence(1, 1), 0))
-    supervisor, over = service.supervisor, (TaskStatus.RUNNING, TaskStatus.TERMINATED)
+    await daemon.supervisor.put(f"t-{run}", wanted, Caller(run, Fence(1, 1), 0))
+    supervisor, over = daemon.supervisor, (TaskStatus.RUNNING, TaskStatus.TERMINATED)
     await eventually(lambda: supervisor.info(f"t-{run}").status in over)
     return supervisor.info(f"t-{run}")
 
 
 async def test_a_run_without_the_password_does_not_get_what_another_one_pulled(node: Node) -> None:
-    async with node.shim() as service:
-        assert (await ended(service, "r1", registry_auth=ANNA)).status is TaskStatus.RUNNING
+    async with node.shim() as daemon:
+        assert (await ended(daemon, "r1", registry_auth=ANNA)).status is TaskStatus.RUNNING
         for run, auth in (("r2", None), ("r3", BEN)):
-            refused = await ended(service, run, registry_auth=auth)
+            refused = await ended(daemon, run, registry_auth=auth)
             assert (refused.reason, refused.container_id) == ("image_pull_failed", None)
             assert "the registry refused" in (refused.message or "")
         assert node.host.log == [PULLED, ASKED, ASKED]
@@ -59,15 +59,15 @@ async def test_the_digest_opens_it_to_no_run_whatever_the_pull_policy(
 ) -> None:
     by_digest = f"{repository_of(TOOL)}@{IMAGE.digest}"
     node.host.registry[by_digest] = (IMAGE, ANNA.password)
-    async with node.shim() as service:
-        await ended(service, "r1", registry_auth=ANNA)
+    async with node.shim() as daemon:
+        await ended(daemon, "r1", registry_auth=ANNA)
         node.host.local[by_digest] = IMAGE
         for run, auth in (("r2", None), ("r3", BEN)):
             refused = await ended(
-                service, run, image=by_digest, pull_policy=policy, registry_auth=auth
+                daemon, run, image=by_digest, pull_policy=policy, registry_auth=auth
             )
             assert (refused.reason, refused.container_id) == ("image_pull_failed", None)
-        right = await ended(service, "r4", image=by_digest, pull_policy=policy, registry_auth=ANNA)
+        right = await ended(daemon, "r4", image=by_digest, pull_policy=policy, registry_auth=ANNA)
         assert right.status is TaskStatus.RUNNING
 
 
@@ -76,39 +76,39 @@ async def test_a_registry_that_hides_an_image_as_missing_does_not_give_it_by_its
 ) -> None:
     """Some answer 404 where others answer 401."""
     by_digest = f"{repository_of(TOOL)}@{IMAGE.digest}"
-    async with node.shim() as service:
-        await ended(service, "r1", registry_auth=ANNA)
+    async with node.shim() as daemon:
+        await ended(daemon, "r1", registry_auth=ANNA)
         node.host.local[by_digest] = IMAGE
-        refused = await ended(service, "r2", image=by_digest)
+        refused = await ended(daemon, "r2", image=by_digest)
         assert (refused.reason, refused.container_id) == ("image_pull_failed", None)
 
 
 async def test_a_run_with_the_password_gets_it_and_nothing_is_pulled(node: Node) -> None:
-    async with node.shim() as service:
+    async with node.shim() as daemon:
         for run in ("r1", "r2"):
-            info = await ended(service, run, registry_auth=ANNA)
+            info = await ended(daemon, run, registry_auth=ANNA)
             assert info.status is TaskStatus.RUNNING
         assert node.host.log == [PULLED, ASKED]
 
 
 async def test_a_run_is_asked_about_once(node: Node) -> None:
-    async with node.shim() as service:
-        await ended(service, "r1", registry_auth=ANNA)
+    async with node.shim() as daemon:
+        await ended(daemon, "r1", registry_auth=ANNA)
         for task in ("t2", "t3"):
             wanted = request(run_id="r2", allocation_id=task, image=TOOL, registry_auth=ANNA)
-            await service.supervisor.put(task, wanted, Caller("r2", Fence(1, 1), 0))
-            await until(service, task, TaskStatus.RUNNING)
+            await daemon.supervisor.put(task, wanted, Caller("r2", Fence(1, 1), 0))
+            await until(daemon, task, TaskStatus.RUNNING)
         again = request(run_id="r1", allocation_id="t4", image=TOOL)
-        await service.supervisor.put("t4", again, Caller("r1", Fence(1, 1), 0))
-        await until(service, "t4", TaskStatus.RUNNING)
+        await daemon.supervisor.put("t4", again, Caller("r1", Fence(1, 1), 0))
+        await until(daemon, "t4", TaskStatus.RUNNING)
         assert node.host.log == [PULLED, ASKED]
 
 
 async def test_an_image_that_the_registry_gives_to_all_is_for_all(node: Node) -> None:
-    async with node.shim() as service:
-        await ended(service, "r1", registry_auth=ANNA)
+    async with node.shim() as daemon:
+        await ended(daemon, "r1", registry_auth=ANNA)
         node.host.registry[TOOL] = (IMAGE, None)
-        assert (await ended(service, "r2")).status is TaskStatus.RUNNING
+        assert (await ended(daemon, "r2")).status is TaskStatus.RUNNING
         assert node.host.log == [PULLED, ASKED]
 
 
@@ -116,38 +116,38 @@ async def test_an_image_pulled_without_a_password_is_given_without_asking_the_re
     node: Node,
 ) -> None:
     node.host.registry[TOOL] = (IMAGE, None)
-    async with node.shim() as service:
-        await ended(service, "r1")
-        await ended(service, "r2", registry_auth=ANNA, pull_policy=PullPolicy.ALWAYS)
-        assert (await ended(service, "r3")).status is TaskStatus.RUNNING
+    async with node.shim() as daemon:
+        await ended(daemon, "r1")
+        await ended(daemon, "r2", registry_auth=ANNA, pull_policy=PullPolicy.ALWAYS)
+        assert (await ended(daemon, "r3")).status is TaskStatus.RUNNING
         assert node.host.log == [PULLED, PULLED]
 
 
 async def test_an_operator_may_open_them_to_all(node: Node) -> None:
     node.settings = msgspec.structs.replace(node.settings, private_images_open=True)
-    async with node.shim() as service:
-        await ended(service, "r1", registry_auth=ANNA)
-        assert (await ended(service, "r2")).status is TaskStatus.RUNNING
+    async with node.shim() as daemon:
+        await ended(daemon, "r1", registry_auth=ANNA)
+        assert (await ended(daemon, "r2")).status is TaskStatus.RUNNING
     node.settings = msgspec.structs.replace(node.settings, private_images_open=False)
-    async with node.shim() as service:
-        assert (await ended(service, "r3")).reason == "image_pull_failed"
+    async with node.shim() as daemon:
+        assert (await ended(daemon, "r3")).reason == "image_pull_failed"
 
 
 async def test_the_next_life_of_the_shim_knows_them_and_wants_the_credentials_again(
     node: Node,
 ) -> None:
-    async with node.shim() as service:
-        await ended(service, "r1", registry_auth=ANNA)
-    async with node.shim() as service:
-        assert (await ended(service, "r2")).reason == "image_pull_failed"
+    async with node.shim() as daemon:
+        await ended(daemon, "r1", registry_auth=ANNA)
+    async with node.shim() as daemon:
+        assert (await ended(daemon, "r2")).reason == "image_pull_failed"
     hanging = HangingRegistry(node.host)
-    async with node.shim(hanging) as service:
+    async with node.shim(hanging) as daemon:
         wanted = request(run_id="r3", allocation_id="of-r3", image=TOOL, registry_auth=ANNA)
-        await service.supervisor.put("t-r3", wanted, Caller("r3", Fence(1, 1), 0))
+        await daemon.supervisor.put("t-r3", wanted, Caller("r3", Fence(1, 1), 0))
         await asyncio.wait_for(hanging.asked.wait(), LONG)
-    async with node.shim() as service:
-        await eventually(lambda: service.supervisor.info("t-r3").needs_credentials)
-        assert (await ended(service, "r3", registry_auth=ANNA)).status is TaskStatus.RUNNING
+    async with node.shim() as daemon:
+        await eventually(lambda: daemon.supervisor.info("t-r3").needs_credentials)
+        assert (await ended(daemon, "r3", registry_auth=ANNA)).status is TaskStatus.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -161,11 +161,11 @@ async def test_an_image_that_the_registry_has_lost_is_pulled_anew_unless_the_pol
     node: Node, policy: PullPolicy, status: TaskStatus
 ) -> None:
     lost = ImageError("there is no such manifest", ImageProblem.MISSING)
-    async with node.shim() as service:
-        await ended(service, "r1", registry_auth=ANNA)
+    async with node.shim() as daemon:
+        await ended(daemon, "r1", registry_auth=ANNA)
     engine: Any = FailingEngine(MemoryEngine(node.host), "ask_registry", lost)
-    async with node.shim(engine) as service:
-        found = await ended(service, "r2", registry_auth=ANNA, pull_policy=policy)
+    async with node.shim(engine) as daemon:
+        found = await ended(daemon, "r2", registry_auth=ANNA, pull_policy=policy)
         assert found.status is status
 
 
@@ -179,15 +179,15 @@ async def test_a_registry_that_names_a_private_image_and_does_not_have_it_opens_
     """The engine compares ids alone, and fetches nothing that the node has."""
     node.host.registry[ROGUE] = (IMAGE, None if auth is None else auth.password)
     node.host.liars.add(ROGUE)
-    async with node.shim() as service:
-        await ended(service, "r1", registry_auth=ANNA)
-        refused = await ended(service, "r2", image=ROGUE, registry_auth=auth)
+    async with node.shim() as daemon:
+        await ended(daemon, "r1", registry_auth=ANNA)
+        refused = await ended(daemon, "r2", image=ROGUE, registry_auth=auth)
         assert (refused.reason, refused.container_id) == ("image_pull_failed", None)
-        right = await ended(service, "r4", registry_auth=ANNA)
+        right = await ended(daemon, "r4", registry_auth=ANNA)
         assert right.status is TaskStatus.RUNNING
-    async with node.shim() as service:
+    async with node.shim() as daemon:
         never = {"image": ROGUE, "pull_policy": PullPolicy.NEVER, "registry_auth": auth}
-        assert (await ended(service, "r5", **never)).reason == "image_pull_failed"
+        assert (await ended(daemon, "r5", **never)).reason == "image_pull_failed"
 
 
 async def test_a_registry_that_has_the_same_image_gives_it_once_it_has_proved_that(
@@ -195,9 +195,9 @@ async def test_a_registry_that_has_the_same_image_gives_it_once_it_has_proved_th
 ) -> None:
     mirror = "mirror:5000/tool:1"
     node.host.registry[mirror] = (IMAGE, None)
-    async with node.shim() as service:
-        await ended(service, "r1", registry_auth=ANNA)
-        assert (await ended(service, "r2", image=mirror)).status is TaskStatus.RUNNING
+    async with node.shim() as daemon:
+        await ended(daemon, "r1", registry_auth=ANNA)
+        assert (await ended(daemon, "r2", image=mirror)).status is TaskStatus.RUNNING
         assert node.host.log == [PULLED, f"pull {mirror}", f"prove {mirror}"]
 
 

@@ -27,13 +27,13 @@ def node(tmp_path: Path) -> Node:
 
 
 async def reading(node: Node, cgroups: Path) -> NodeMetrics:
-    async with node.shim() as service:
-        await put(service, resources=TASK.resources)
-        await until(service, "t1", TaskStatus.RUNNING)
+    async with node.shim() as daemon:
+        await put(daemon, resources=TASK.resources)
+        await until(daemon, "t1", TaskStatus.RUNNING)
         assert isinstance(node.gpus, MemoryGpus)
         node.gpus.readings["GPU-a"] = Vitals(memory_used=5 << 30, utilization=40, temperature=61)
-        await service.supervisor.gpus.look(["GPU-a"])
-        return await collect(service.supervisor, service.executor, cgroups)
+        await daemon.supervisor.gpus.look(["GPU-a"])
+        return await collect(daemon.supervisor, daemon.executor, cgroups)
 
 
 async def test_node_task_and_gpu_are_told(node: Node, tmp_path: Path) -> None:

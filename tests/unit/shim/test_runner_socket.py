@@ -34,19 +34,19 @@ async def test_the_door_leads_to_the_first_socket_whatever_the_job_puts_there_la
 ) -> None:
     async with node.shim() as service:
         await put(service)
-        door = Path((await until(service, "t1", TaskStatus.RUNNING)).runner_socket)
+        path = Path((await until(service, "t1", TaskStatus.RUNNING)).runner_socket)
         inner = node.settings.socket_folder("t1") / "runner.sock"
         with listen(inner), listen(tmp_path / "other.sock"):
-            await eventually(door.exists)
-            first = inode(door)
+            await eventually(path.exists)
+            first = inode(path)
             assert first == inode(inner)
             inner.unlink()
             inner.symlink_to(tmp_path / "other.sock")
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-                caller.connect(str(door))
+                caller.connect(str(path))
     async with node.shim() as service:
         await until(service, "t1", TaskStatus.RUNNING)
-        assert inode(door) == first
+        assert inode(path) == first
 
 
 async def test_the_shim_says_when_the_runner_listens_also_after_its_restart(node: Node) -> None:
@@ -65,7 +65,7 @@ async def test_a_file_that_is_no_socket_gets_no_door(
 ) -> None:
     async with node.shim() as service:
         await put(service)
-        door = Path((await until(service, "t1", TaskStatus.RUNNING)).runner_socket)
+        path = Path((await until(service, "t1", TaskStatus.RUNNING)).runner_socket)
         inner = node.settings.socket_folder("t1") / "runner.sock"
         with listen(tmp_path / "other.sock"):
             if kind == "symlink":
@@ -75,23 +75,23 @@ async def test_a_file_that_is_no_socket_gets_no_door(
             else:
                 os.mkfifo(inner)
             await eventually(lambda: "cannot be reached" in caplog.text)
-    assert names(door.parent) == []
+    assert names(path.parent) == []
 
 
 async def test_a_door_goes_with_its_task_and_strays_go_at_the_next_start(node: Node) -> None:
     async with node.shim() as service:
         await put(service)
-        door = Path((await until(service, "t1", TaskStatus.RUNNING)).runner_socket)
+        path = Path((await until(service, "t1", TaskStatus.RUNNING)).runner_socket)
         with listen(node.settings.socket_folder("t1") / "runner.sock"):
-            await eventually(door.exists)
-        (door.parent / "stray.sock").touch()
+            await eventually(path.exists)
+        (path.parent / "stray.sock").touch()
     async with node.shim() as service:
         await until(service, "t1", TaskStatus.RUNNING)
-        assert names(door.parent) == ["t1.sock"]
+        assert names(path.parent) == ["t1.sock"]
         node.host.containers["c-t1"].end(0)
         await until(service, "t1", TaskStatus.TERMINATED)
         await service.supervisor.remove("t1", CALLER)
-    assert names(door.parent) == []
+    assert names(path.parent) == []
 
 
 async def test_a_file_that_comes_by_renaming_has_arrived_too(tmp_path: Path) -> None:

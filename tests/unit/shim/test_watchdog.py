@@ -37,8 +37,8 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 @asynccontextmanager
-async def brisk_watchdog(service: Daemon, systemd: Systemd | None = None) -> AsyncIterator[None]:
-    watchdog = Watchdog(service.supervisor, systemd, pause=0.01)
+async def brisk_watchdog(daemon: Daemon, systemd: Systemd | None = None) -> AsyncIterator[None]:
+    watchdog = Watchdog(daemon.supervisor, systemd, pause=0.01)
     try:
         yield
     finally:
@@ -51,57 +51,57 @@ async def heard(manager: socket.socket) -> bytes:
 
 
 async def test_an_end_that_no_event_told_is_found_out(node: Node) -> None:
-    async with node.shim(DeafEngine(node.host)) as service, brisk_watchdog(service):
-        await put(service)
-        await until(service, "t1", TaskStatus.RUNNING)
+    async with node.shim(DeafEngine(node.host)) as daemon, brisk_watchdog(daemon):
+        await put(daemon)
+        await until(daemon, "t1", TaskStatus.RUNNING)
         node.host.containers["c-t1"].end(3)
-        ended = await until(service, "t1", TaskStatus.TERMINATED)
+        ended = await until(daemon, "t1", TaskStatus.TERMINATED)
     assert ended.exit_code == 3
 
 
 async def test_a_task_that_runs_is_left_alone(node: Node) -> None:
-    async with node.shim() as service, brisk_watchdog(service):
-        await put(service)
-        running = await until(service, "t1", TaskStatus.RUNNING)
+    async with node.shim() as daemon, brisk_watchdog(daemon):
+        await put(daemon)
+        running = await until(daemon, "t1", TaskStatus.RUNNING)
         for _ in range(3):
-            assert await service.supervisor.compare(frozenset({"t1"})) == frozenset()
-        assert service.supervisor.info("t1") == running
+            assert await daemon.supervisor.compare(frozenset({"t1"})) == frozenset()
+        assert daemon.supervisor.info("t1") == running
 
 
 async def test_a_task_that_is_removed_while_its_containers_are_listed_is_no_leftover(
     node: Node,
 ) -> None:
     engine = SlowListing(node.host)
-    async with node.shim(engine) as service:
-        await put(service)
-        await until(service, "t1", TaskStatus.RUNNING)
+    async with node.shim(engine) as daemon:
+        await put(daemon)
+        await until(daemon, "t1", TaskStatus.RUNNING)
         node.host.containers["c-t1"].end(0)
-        await until(service, "t1", TaskStatus.TERMINATED)
+        await until(daemon, "t1", TaskStatus.TERMINATED)
         async with asyncio.timeout(LONG):
-            comparing = asyncio.create_task(service.supervisor.compare(frozenset()))
+            comparing = asyncio.create_task(daemon.supervisor.compare(frozenset()))
             await engine.listed.wait()
-            await service.supervisor.remove("t1", CALLER)
+            await daemon.supervisor.remove("t1", CALLER)
             engine.answers.set()
             await comparing
-        await service.supervisor.release("place-1", CALLER)
-        assert service.supervisor.unexplained == ()
+        await daemon.supervisor.release("place-1", CALLER)
+        assert daemon.supervisor.unexplained == ()
 
 
 async def test_a_leftover_that_somebody_removes_is_reported_no_more(node: Node) -> None:
-    async with node.shim() as service:
-        await put(service)
-        await until(service, "t1", TaskStatus.RUNNING)
+    async with node.shim() as daemon:
+        await put(daemon)
+        await until(daemon, "t1", TaskStatus.RUNNING)
     node.task_records.clear()
     assert isinstance(node.books.allocations, MemoryRecords)
     node.books.allocations.kept.clear()
     container = node.host.containers["c-t1"]
     container.spec = msgspec.structs.replace(container.spec, record="unreadable")
-    async with node.shim() as service, brisk_watchdog(service):
-        assert [a.id for a in service.supervisor.allocations] == ["place-1"]
+    async with node.shim() as daemon, brisk_watchdog(daemon):
+        assert [a.id for a in daemon.supervisor.allocations] == ["place-1"]
         node.host.containers.clear()
-        await eventually(lambda: service.supervisor.allocations == ())
-        assert service.supervisor.unexplained == ()
-        await service.supervisor.put("t2", request(), CALLER)
+        await eventually(lambda: daemon.supervisor.allocations == ())
+        assert daemon.supervisor.unexplained == ()
+        await daemon.supervisor.put("t2", request(), CALLER)
 
 
 async def test_the_watchdog_is_fed_even_while_the_engine_hangs(
@@ -109,7 +109,7 @@ async def test_the_watchdog_is_fed_even_while_the_engine_hangs(
 ) -> None:
     systemd = Systemd({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"})
     engine = SilentListing(node.host)
-    async with node.shim(engine) as service, brisk_watchdog(service, systemd):
+    async with node.shim(engine) as daemon, brisk_watchdog(daemon, systemd):
         fed = [await heard(manager) for _ in range(3)]
     assert fed == [ALIVE.encode()] * 3
 
@@ -132,16 +132,16 @@ def test_without_systemd_nothing_is_told_and_nobody_watches(tmp_path: Path) -> N
 
 async def test_an_engine_that_falls_silent_is_told_and_that_it_answers_again(node: Node) -> None:
     engine = MuteEngine(node.host)
-    async with node.shim(engine) as service, brisk_watchdog(service):
-        assert (await service.node()).engine_error is None
+    async with node.shim(engine) as daemon, brisk_watchdog(daemon):
+        assert (await daemon.node()).engine_error is None
         for away, error in ((True, "nobody listens"), (False, None)):
-            cursor = service.events.cursor
+            cursor = daemon.events.cursor
             engine.away = away
-            async with asyncio.timeout(LONG), aclosing(service.events.follow(cursor)) as events:
+            async with asyncio.timeout(LONG), aclosing(daemon.events.follow(cursor)) as events:
                 async for event in events:
                     if event.type is EventType.NODE:
                         break
-            assert (await service.node()).engine_error == error
+            assert (await daemon.node()).engine_error == error
 
 
 async def test_an_engine_that_was_away_only_when_somebody_asked_is_told_when_it_answers(
@@ -156,16 +156,16 @@ async def test_an_engine_that_was_away_only_when_somebody_asked_is_told_when_it_
 
     engine = AnswersEachLook(node.host)
     monkeypatch.setattr("shim.daemon.Watchdog", partial(Watchdog, pause=0.01))
-    async with node.shim(engine) as service:
-        cursor = service.events.cursor
+    async with node.shim(engine) as daemon:
+        cursor = daemon.events.cursor
         engine.away = True
-        assert (await service.node()).engine_error == "nobody listens"
+        assert (await daemon.node()).engine_error == "nobody listens"
         engine.away = False
-        async with asyncio.timeout(LONG), aclosing(service.events.follow(cursor)) as events:
+        async with asyncio.timeout(LONG), aclosing(daemon.events.follow(cursor)) as events:
             async for event in events:
                 if event.type is EventType.NODE:
                     break
-        assert (await service.node()).engine_error is None
+        assert (await daemon.node()).engine_error is None
 
 
 async def test_a_disk_that_fills_is_told_each_time_its_free_space_has_halved(
@@ -177,17 +177,17 @@ async def test_a_disk_that_fills_is_told_each_time_its_free_space_has_halved(
         looks.release()
         return free
 
-    async with node.shim() as service:
-        monkeypatch.setattr(service.supervisor, "free_disk", free_disk)
-        async with brisk_watchdog(service):
+    async with node.shim() as daemon:
+        monkeypatch.setattr(daemon.supervisor, "free_disk", free_disk)
+        async with brisk_watchdog(daemon):
             async with asyncio.timeout(LONG):
                 # One may be of the daemon's own watchdog, which takes 10 s to look again.
                 await looks.acquire()
                 await looks.acquire()
-            cursor = service.events.cursor
+            cursor = daemon.events.cursor
             free = 20 << 30
-            async with asyncio.timeout(LONG), aclosing(service.events.follow(cursor)) as events:
+            async with asyncio.timeout(LONG), aclosing(daemon.events.follow(cursor)) as events:
                 async for event in events:
                     if event.type is EventType.NODE:
                         break
-            assert (await service.node()).disk_free == free
+            assert (await daemon.node()).disk_free == free

@@ -13,7 +13,8 @@ from controller.lifecycle.node_history import with_history
 from controller.lifecycle.reports import MachineAnswered, NodeGone
 from controller.pipelines.inventory import Inventory
 from controller.pipelines.live_state import InventoryChanges
-from controller.pipelines.rentals import GoneNode, Rentals
+from controller.pipelines.renting.machine_turn import GoneNode
+from controller.pipelines.renting.rentals import Rentals
 from controller.pipelines.turn import TurnInProgress
 
 

@@ -1,5 +1,5 @@
-"""A worker makes the calls to one provider. All of them follow from committed records, and each can
-be repeated: a controller that was killed between two steps goes on from the records alone.
+"""The calls to one provider. All of them follow from committed records, and each can be repeated: a
+controller that was killed between two steps goes on from the records alone.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _DEFINITE = {
 
 
 class Desk(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker needs of the controller.
+    """What the calls need of the controller.
 
     `records`: the committed ones, newest. `order_of`: the same bytes at each call. `answers`: ids
     of machines whose node is connected. `tell_orphans` takes all that a provider's whole list has.
@@ -102,8 +102,8 @@ class _Listed(msgspec.Struct, frozen=True):
     account: str | None
 
 
-class Worker:
-    """Calls one provider."""
+class ProviderCalls:
+    """Makes and ends the machines of one provider."""
 
     def __init__(self, provider: str, cloud: Cloud, desk: Desk, clock: Clock) -> None:
         self.orphans: tuple[Orphan, ...] = ()
@@ -174,7 +174,7 @@ class Worker:
             await asyncio.sleep(_MAX_RETRY_SECONDS)
         finally:
             del self._busy[machine_id]
-        # What was posted meanwhile may be committed by now, and nothing else wakes this worker.
+        # What was posted meanwhile may be committed by now, and nothing else wakes these calls.
         self.look()
 
     async def close(self) -> None:
@@ -265,8 +265,8 @@ class Worker:
 
     def _refused(self, machine_id: str, refusal: CloudError) -> None:
         end, reach = _DEFINITE[type(refusal)], refusal.reach
-        told = OrderRefused(machine_id=machine_id, end=end, message=str(refusal), reach=reach)
-        self._desk.post(told)
+        refused = OrderRefused(machine_id=machine_id, end=end, message=str(refusal), reach=reach)
+        self._desk.post(refused)
 
     def _failed(self, machine_id: str, error: CloudError, *, nothing_made: bool = False) -> None:
         log.warning("machine %s: %s", machine_id, error)

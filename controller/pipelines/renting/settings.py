@@ -1,0 +1,32 @@
+"""What the decisions about machines need of an installation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from controller.lifecycle.inventory import Spending
+
+
+class Pinned(msgspec.Struct, frozen=True, kw_only=True):
+    """What the controller knows of a machine before it boots: its public host key, and the digest
+    of the token with which it tells its address."""
+
+    host_key: str
+    token_digest: str
+
+
+class RentalSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`pin` derives from a machine's id what its user-data will hold. `month_of` returns the start
+    of the month of a time (both Unix seconds). `providers`: their names in the controller's file;
+    None: it is not known which it has."""
+
+    installation: str
+    pin: Callable[[str], Pinned]
+    new_id: Callable[[], str]
+    month_of: Callable[[float], float]
+    spending: Spending = Spending()
+    providers: frozenset[str] | None = None
+    setups: Mapping[str, str] = {}
+    """A digest of what the controller's file says of each provider."""
