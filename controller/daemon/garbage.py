@@ -15,8 +15,8 @@ import time
 log = logging.getLogger(__name__)
 
 COLLECT_SECONDS = 10.0
-"""So long after the end of a lead, or the beginning of the next one here: until then requests that
-waited are passed on, or done. A collection stops all of this process meanwhile."""
+"""So long after the end of a lead, or the next try to lead: until then requests that waited are
+passed on, or done. A collection stops all of this process meanwhile."""
 MAX_SECONDS = 60.0
 """A process that leads again and again collects so long after the first end at the latest."""
 
@@ -35,7 +35,7 @@ class Garbage:
         self._collect_later()
 
     def lead_begins(self) -> None:
-        """Note that this process tries to lead, or leads from now on."""
+        """Note that this process tries to lead."""
         if self._collecting is not None:
             self._collect_later()
 

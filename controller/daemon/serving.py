@@ -138,7 +138,6 @@ async def _among_peers(
         await relay.listen(listening)
         ready(peers.url)
         closing.callback((garbage := Garbage()).close)
-
         take_back = partial(relay.take_back, listening)
         while await wait.until_it_may_lead(relay):
             garbage.lead_begins()
@@ -147,7 +146,6 @@ async def _among_peers(
                     options, certificate, stop, full, relay.hand_over, listening, take_back
                 ) as work:
                     log.info("this controller leads now")
-                    garbage.lead_begins()
                     await until_stopped(work, stop, full.is_due)
                     if requests is not None and stop.is_set():
                         requests.leave()

@@ -76,7 +76,7 @@ def test_each_controller_starts_with_options_that_it_knows(name: str) -> None:
 def test_the_page_asks_the_next_version_with_the_options_of_the_compose_file() -> None:
     words = shlex.split(upgrade_check().replace("\\\n", " "))
     at = words.index("c1")
-    assert words[:at] == "docker compose run --rm --no-deps --entrypoint fairlead".split()
+    assert " ".join(words[:at]) == "docker compose run --rm --no-deps --entrypoint fairlead"
     assert words[at + 1 : at + 3] == ["controller", "upgrade-check"]
     _, bound, _ = app.parse_args(words[at + 2 :], print_error=False, exit_on_error=False)
     of_service = _COMPOSE["services"]["c1"]["command"]

@@ -61,7 +61,7 @@ async def test_leads_that_end_together_are_freed_together(monkeypatch: pytest.Mo
 async def test_a_lead_that_begins_is_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "COLLECT_SECONDS", 0.0)
     leading, following = Garbage(), Garbage()
-    collected = []
+    collected: list[int] = []
     monkeypatch.setattr(gc, "collect", lambda: collected.append(len(collected)))
     leading.lead_ended()
     monkeypatch.setattr(garbage, "COLLECT_SECONDS", 1000.0)
