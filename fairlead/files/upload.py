@@ -41,9 +41,7 @@ def send_code(
         packed = pack(configuration, parsed, base, environ, Path(scratch), also_ignored)
         for note in packed.notes:
             tell(note)
-        sending = _Sending(client, tell)
-        for digest, upload in packed.uploads.items():
-            sending.bring(digest, upload)
+        _Sending(client, tell).send(packed.uploads)
     sent: dict[str, Any] = packed.configuration
     return sent
 
@@ -83,7 +81,7 @@ _SENT_WHOLE_AFTER = (
 
 
 class _Sending:
-    """Sends uploads one after the other, each until it is there."""
+    """Sends uploads until all are there, also if controllers end meanwhile."""
 
     def __init__(self, client: ControllerClient, tell: Callable[[str], None]) -> None:
         self._client = client
@@ -91,22 +89,32 @@ class _Sending:
         self._outages = Outages(tell)
         self._patience = Patience(self._outages)
         self._has_answered = False
+        self._losses = 0
+        self._left = SEND_TRIES
 
-    def bring(self, digest: str, upload: Upload) -> None:
-        """Send it unless it is there. If the controller is lost meanwhile, send it again from its
-        beginning as soon as one answers. Raises ApiError, ConnectionLost."""
-        left = SEND_TRIES
+    def send(self, uploads: Mapping[str, Upload]) -> None:
+        """Raises ApiError, ConnectionLost."""
+        while True:
+            before = self._losses
+            for digest, upload in uploads.items():
+                self._bring(digest, upload)
+            # Without a bucket, the next leader lacks what the one before had on its disk.
+            if self._losses == before:
+                return
+
+    def _bring(self, digest: str, upload: Upload) -> None:
+        """Send it unless it is there, and again if it is cut: what has come of it is lost."""
         # Asked each time: it may be there, and its answer lost.
         while not self._is_there(digest):
-            left -= 1
             try:
                 _send(self._client, digest, upload, self._tell)
                 return
             except ConnectionLost as error:
                 # What has cut each one cuts the next one, too.
-                if not left:
+                self._left -= 1
+                if not self._left:
                     raise
-                self._patience.lost(error)
+                self._lost(error)
 
     def _is_there(self, digest: str) -> bool:
         while True:
@@ -116,13 +124,17 @@ class _Sending:
                 # Before anybody has answered, the URL may be wrong.
                 if not (self._has_answered and is_away(error)):
                     raise
-                self._patience.lost(error)
+                self._lost(error)
             else:
                 self._has_answered = True
                 self._outages.found()
                 # The next try may be cut as well, so the waits stay as long as they are.
                 self._patience.answered()
                 return found
+
+    def _lost(self, error: FairleadError) -> None:
+        self._losses += 1
+        self._patience.lost(error)
 
 
 def _send(

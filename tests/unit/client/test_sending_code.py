@@ -33,13 +33,15 @@ class End(Enum):
     REFUSED = auto()
     GONE = auto()
     """It is cut, and nobody listens any more."""
+    FORGOTTEN = auto()
+    """It is cut, and the next leader has nothing of what was stored before."""
 
 
 class Store:
     """A controller that takes uploads."""
 
     def __init__(self) -> None:
-        self.ends: deque[End] = deque()
+        self.ends: deque[End | None] = deque()
         self.stored: set[str] = set()
         self.begun = 0
         self._port = free_port()
@@ -64,7 +66,9 @@ class Store:
             def do_PUT(self) -> None:
                 end = store.ends.popleft() if store.ends else None
                 store.begun += 1
-                if end in (End.CUT, End.GONE):
+                if end in (End.CUT, End.GONE, End.FORGOTTEN):
+                    if end is End.FORGOTTEN:
+                        store.stored.clear()
                     if end is End.GONE:
                         server.shutdown()
                         server.socket.close()
@@ -153,6 +157,13 @@ def test_what_was_cut_is_sent_again_unless_it_is_there(
     cut, back = sent.told
     assert cut.endswith("; trying again")
     assert back == "the controller is back"
+
+
+def test_what_the_next_leader_lacks_is_sent_again(store: Store, tmp_path: Path) -> None:
+    store.ends.extend([None, End.FORGOTTEN])
+    Sent(store, tmp_path)
+    assert len(store.stored) == 2
+    assert store.begun == 4
 
 
 def test_what_cuts_each_one_is_told(store: Store, tmp_path: Path) -> None:
