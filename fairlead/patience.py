@@ -94,10 +94,14 @@ class Patience:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        is_away = isinstance(error, ConnectionLost)
-        if isinstance(error, ApiError) and error.status >= _FIRST_OF_SERVER_ERRORS:
-            is_away = True
-        if isinstance(error, FairleadError) and is_away:
+        if isinstance(error, FairleadError) and is_away(error):
             self.lost(error)
             return True
         return False
+
+
+def is_away(error: FairleadError) -> bool:
+    """Return whether the controller, or what it needs, may be back in a moment."""
+    if isinstance(error, ApiError):
+        return error.status >= _FIRST_OF_SERVER_ERRORS
+    return isinstance(error, ConnectionLost)

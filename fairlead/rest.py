@@ -146,7 +146,7 @@ class ControllerClient(Requests):
                 have, left = have + len(piece), left - len(piece)
                 heard(have)
             if left > 0:
-                raise self.lost(ConnectionResetError())
+                raise self.lost(ConnectionResetError(), response.address)
 
     def patch(self, path: str, body: object) -> bytes:
         return self._request("PATCH", path, body=body)

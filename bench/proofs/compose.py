@@ -157,6 +157,14 @@ def page_steps() -> tuple[str, str]:
     return begin, f"{kill}{rest}"
 
 
+def upgrade_check() -> str:
+    """Return the page's command that asks the next version. It fails if that would not start."""
+    page = (CHECKOUT / "docs/containers.md").read_text()
+    found = re.search(r"^docker compose run (?:.*\\\n)*.*", page, re.MULTILINE)
+    assert found is not None
+    return found[0]
+
+
 class Proof:
     def __init__(self, bed: Bed) -> None:
         self._bed = bed
@@ -290,6 +298,8 @@ class Proof:
             file = self._bed.checkout / name
             file.write_text(file.read_text().replace('"0.1.0"', f'"{_NEXT_VERSION}"', 1))
         self._timed("seconds to build the next version", partial(self._bed.compose, "build c1"))
+        told = self._bed.shell(upgrade_check(), self._bed.where)
+        self._expect(f"{_NEXT_VERSION} can wait next to" in told, f"upgrade-check says {told!r}")
         leader = self._bed.leader()
         for name in sorted(_PORTS, key=lambda name: name == leader):
             self._bed.compose(f"up -d --no-deps --wait {name}")

@@ -138,9 +138,9 @@ async def _among_peers(
         await relay.listen(listening)
         ready(peers.url)
         closing.callback((garbage := Garbage()).close)
-
         take_back = partial(relay.take_back, listening)
         while await wait.until_it_may_lead(relay):
+            garbage.lead_begins()
             try:
                 async with _controller(
                     options, certificate, stop, full, relay.hand_over, listening, take_back

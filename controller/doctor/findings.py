@@ -222,7 +222,7 @@ def _clock(facts: Facts) -> Iterator[Finding]:
         yield ok("clock", "this machine's and the database's clock agree within 1 s")
 
 
-def _others(facts: Facts) -> Iterator[Finding]:
+def _others(facts: Facts, version: str = __version__) -> Iterator[Finding]:
     sight = facts.database.sight
     if sight is None or facts.setup.url is None:
         return
@@ -232,6 +232,9 @@ def _others(facts: Facts) -> Iterator[Finding]:
         fix = "start it again; one that is gone for good leaves this list after a day"
         yield warn("others", f"gone: {', '.join(missing)}", fix)
     versions = {one.version for one in sight.peers if sight.is_alive(one)}
+    far = {one.version for one in _alive_others(facts) if minor_steps(one.version, version) > 1}
+    for other in sorted(far):
+        yield _too_far(other, version)
     if len(versions) > 1:
         fix = "end the upgrade: those that wait first, the leader last"
         yield warn("others", f"they have versions {', '.join(sorted(versions))}", fix)
@@ -248,7 +251,9 @@ def _others(facts: Facts) -> Iterator[Finding]:
 def _addresses(facts: Facts) -> Iterator[Finding]:
     for url, why in facts.answers.items():
         whose = "--url" if url == facts.setup.url else "another controller's --url"
-        if why is not None:
+        if why is not None and url == facts.setup.url and _is_to_start(facts):
+            yield ok("address", f"{url} (--url) can be tried once this controller is started")
+        elif why is not None:
             fix = "start that controller; else check its firewall, DNS name and certificate"
             yield bad("address", f"{url} ({whose}) does not answer from here: {why}", fix)
         else:
@@ -386,12 +391,16 @@ def _versions(database: DatabaseFacts, version: str) -> Iterator[Finding]:
         return
     for other in others:
         if minor_steps(other, version) > 1:
-            fix = "upgrade one minor version after the other"
-            yield bad("versions", f"{other} and {version} cannot share a database", fix)
+            yield _too_far(other, version)
         else:
             yield ok("versions", f"{version} can wait next to {other}, and takes over from it")
     if not others:
         yield ok("versions", f"all {len(alive)} controllers have this version ({version})")
+
+
+def _too_far(other: str, version: str) -> Finding:
+    fix = "upgrade one minor version after the other"
+    return bad("versions", f"{other} and {version} cannot share a database", fix)
 
 
 def _order(facts: Facts, version: str) -> Iterator[Finding]:
@@ -416,6 +425,13 @@ def _alive_others(facts: Facts) -> list[Peer]:
     if sight is None:
         return []
     return [one for one in sight.peers if sight.is_alive(one) and one.url != facts.setup.url]
+
+
+def _is_to_start(facts: Facts) -> bool:
+    """Return whether nothing has the port, and no controller of this address has been killed."""
+    sight = facts.database.sight
+    was_killed = sight is not None and any(one.url == facts.setup.url for one in sight.peers)
+    return facts.port is None and not facts.listens and not was_killed
 
 
 def _covers(name: str, host: str) -> bool:

@@ -45,7 +45,7 @@ class Kind(IntEnum):
     """A gang's job without a rank: placed on its own, after all ranked jobs have allocations."""
 
 
-class Member(msgspec.Struct, frozen=True):
+class Member(msgspec.Struct, frozen=True, gc=False):
     """A SUBMITTED attempt that waits for an allocation, or one whose successor will."""
 
     job: Job
@@ -53,7 +53,7 @@ class Member(msgspec.Struct, frozen=True):
     need: Need
 
 
-class Unit(msgspec.Struct, frozen=True, kw_only=True):
+class Unit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Jobs of one run that are placed together.
 
     `anchors`: allocations of the run's other such jobs, whose placement value this unit must share.

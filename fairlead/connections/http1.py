@@ -11,6 +11,9 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fairlead.connections.addresses import Address
 MAX_LINE = 1 << 16
 MAX_HEADERS = 128
 MAX_HEADS = 128
@@ -45,10 +48,18 @@ def quoted(text: str) -> str:
 class Connection:
     """A connection for one request."""
 
-    def __init__(self, sock: socket.socket, host: str, *, is_exact: bool = False) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        host: str,
+        *,
+        is_exact: bool = False,
+        address: Address | None = None,
+    ) -> None:
         """`host`: what the header of this name says. `is_exact`: what follows the answer's head may
-        be of another protocol, and stays for `received`."""
+        be of another protocol, and stays for `received`. `address`: noted in the answer."""
         self.sock = sock
+        self._address = address
         self._bytes = _Bytes(sock, by_lines=is_exact)
         self._host = host
         self._answer: Answer | None = None
@@ -98,7 +109,7 @@ class Connection:
 
     def answer(self) -> Answer:
         """Return the answer when its head is there. Raises OSError, BadAnswer."""
-        self._answer = Answer(io.BufferedReader(self._bytes, _BUFFER))
+        self._answer = Answer(io.BufferedReader(self._bytes, _BUFFER), self._address)
         self._answer.read_head()
         return self._answer
 
@@ -147,9 +158,10 @@ class _Bytes(io.RawIOBase):
 
 class Answer:
     """An answer whose body is read as it comes. Its readers raise OSError, BadAnswer;
-    ConnectionResetError when it breaks off before its end."""
+    ConnectionResetError when it breaks off before its end. `address`: where it comes from."""
 
-    def __init__(self, file: io.BufferedReader) -> None:
+    def __init__(self, file: io.BufferedReader, address: Address | None = None) -> None:
+        self.address = address
         self._file = file
         self._headers: dict[str, str] = {}
         self._body: io.BufferedReader

@@ -196,13 +196,13 @@ class Requests:
             try:
                 line = response.readline()
             except _LOST as error:
-                raise self.lost(error) from None
+                raise self.lost(error, response.address) from None
             if not line:
                 self._refuse_when_closed()
                 return
             # The controller was killed within a line of an answer that the connection's end ends.
             if not line.endswith(b"\n"):
-                raise self.lost(ConnectionResetError())
+                raise self.lost(ConnectionResetError(), response.address)
             yield line
 
     def _websocket_there(
@@ -279,7 +279,7 @@ class Requests:
         # Not even connected: the request can be repeated, also one that changes something.
         except _LOST as error:
             raise self.lost(error, address, unsent=True) from None
-        return Connection(made, host_of(address), is_exact=is_exact)
+        return Connection(made, host_of(address), is_exact=is_exact, address=address)
 
     def _hear(self, connection: Connection, address: Address) -> None:
         """Wait for the beginning of an answer that another address may give. Raises OSError, after
@@ -336,7 +336,8 @@ class Requests:
         try:
             return response.read() if amount is None else response.read1(amount)
         except _LOST as error:
-            raise self.lost(error) from None
+            # Another thread's request may have found another address meanwhile.
+            raise self.lost(error, response.address) from None
 
     def _headers(self) -> dict[str, str]:
         return {} if self._token is None else {"Authorization": f"Bearer {self._token}"}

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from fairlead.configuration.parse import parse
-from fairlead.errors import ApiError
+from fairlead.errors import ApiError, ConnectionLost, FairleadError
 from fairlead.files.ignored import IsIgnored
 from fairlead.files.packing import Upload, checked, pack
+from fairlead.patience import Outages, Patience, is_away
 from fairlead.rest import ControllerClient
 from fairlead.wire.blobs import MAX_PARTS
 
+SEND_TRIES = 5
 _WORTH_TELLING = 4 << 20
 _TELL_SECONDS = 3.0
 
@@ -39,9 +41,7 @@ def send_code(
         packed = pack(configuration, parsed, base, environ, Path(scratch), also_ignored)
         for note in packed.notes:
             tell(note)
-        for digest, upload in packed.uploads.items():
-            if not client.has_upload(digest):
-                _send(client, digest, upload, tell)
+        _Sending(client, tell).send(packed.uploads)
     sent: dict[str, Any] = packed.configuration
     return sent
 
@@ -78,6 +78,63 @@ _SENT_WHOLE_AFTER = (
     HTTPStatus.CONFLICT,  # it has just removed an old upload
     HTTPStatus.BAD_REQUEST,  # an old upload is damaged on its disk
 )
+
+
+class _Sending:
+    """Sends uploads until all are there, also if controllers end meanwhile."""
+
+    def __init__(self, client: ControllerClient, tell: Callable[[str], None]) -> None:
+        self._client = client
+        self._tell = tell
+        self._outages = Outages(tell)
+        self._patience = Patience(self._outages)
+        self._has_answered = False
+        self._losses = 0
+        self._left = SEND_TRIES
+
+    def send(self, uploads: Mapping[str, Upload]) -> None:
+        """Raises ApiError, ConnectionLost."""
+        while True:
+            before = self._losses
+            for digest, upload in uploads.items():
+                self._bring(digest, upload)
+            # Without a bucket, the next leader lacks what the one before had on its disk.
+            if self._losses == before:
+                return
+
+    def _bring(self, digest: str, upload: Upload) -> None:
+        """Send it unless it is there, and again if it is cut: what has come of it is lost."""
+        # Asked each time: it may be there, and its answer lost.
+        while not self._is_there(digest):
+            try:
+                _send(self._client, digest, upload, self._tell)
+                return
+            except ConnectionLost as error:
+                # What has cut each one cuts the next one, too.
+                self._left -= 1
+                if not self._left:
+                    raise
+                self._lost(error)
+
+    def _is_there(self, digest: str) -> bool:
+        while True:
+            try:
+                found = self._client.has_upload(digest)
+            except FairleadError as error:
+                # Before anybody has answered, the URL may be wrong.
+                if not (self._has_answered and is_away(error)):
+                    raise
+                self._lost(error)
+            else:
+                self._has_answered = True
+                self._outages.found()
+                # The next try may be cut as well, so the waits stay as long as they are.
+                self._patience.answered()
+                return found
+
+    def _lost(self, error: FairleadError) -> None:
+        self._losses += 1
+        self._patience.lost(error)
 
 
 def _send(

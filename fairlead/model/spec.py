@@ -61,7 +61,7 @@ class Band(StrEnum):
     BATCH = "batch"
 
 
-class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """When a job is tried again (docs/rules.md 3). `max_failures` None: unlimited when `error` is
     listed."""
 
@@ -71,7 +71,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_preemptions: int = 100
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class Limits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The configurable time limits and waits (docs/rules.md 2, 3 and 7)."""
 
     waiting_instance: float = 120.0
@@ -93,7 +93,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float = 0.2
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class Group(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Jobs of one kind in a run (docs/rules.md 5).
 
     `gang_size` None: the group is no gang. Otherwise so many of its `nodes` jobs carry a rank; the
@@ -107,7 +107,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     monitoring_by_rank: bool = False
 
 
-class RunPolicy(msgspec.Struct, frozen=True, kw_only=True):
+class RunPolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The user's settings that decide about the run's life."""
 
     retry: RetryPolicy = RetryPolicy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import stat
 import subprocess
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.proofs.compose import page_steps
+from bench.proofs.compose import page_steps, upgrade_check
 from controller.commands.databases import app
 from tests.support import compose_images
 
@@ -70,6 +71,21 @@ def test_each_controller_starts_with_options_that_it_knows(name: str) -> None:
     assert str(bound.arguments["database_file"]) == "/run/secrets/database-url"
     bucket = bound.arguments["bucket"].parse()
     assert (str(bucket), bucket.endpoint) == ("s3://fairlead/first", "http://bucket:9000")
+
+
+def test_the_page_asks_the_next_version_with_the_options_of_the_compose_file() -> None:
+    words = shlex.split(upgrade_check().replace("\\\n", " "))
+    at = words.index("c1")
+    assert " ".join(words[:at]) == "docker compose run --rm --no-deps --entrypoint fairlead"
+    assert words[at + 1 : at + 3] == ["controller", "upgrade-check"]
+    _, bound, _ = app.parse_args(words[at + 2 :], print_error=False, exit_on_error=False)
+    of_service = _COMPOSE["services"]["c1"]["command"]
+    assert f"--database-file={bound.arguments['database_file']}" in of_service
+    bucket = bound.arguments["bucket"].parse()
+    assert {f"--bucket={bucket}", f"--bucket-endpoint={bucket.endpoint}"} <= set(of_service)
+    entry = re.search(r'^ENTRYPOINT .*"--data", "([^"]+)"', _IMAGE, re.MULTILINE)
+    assert entry is not None
+    assert str(bound.arguments["data"]) == entry[1]
 
 
 def test_no_password_is_in_the_files() -> None:

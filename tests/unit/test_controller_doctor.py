@@ -27,7 +27,7 @@ from fairlead.wire.node import Finding, FindingLevel
 from tests.support.ssh_daemon import free_port
 
 DATA = Path("/data")
-URL, OTHER = "https://c1.example:8700", "https://c2.example:8700"
+URL, OTHER, THIRD = (f"https://c{number}.example:8700" for number in (1, 2, 3))
 NOW = 1000.0
 KEYS = f"k{BEFORE_BUCKET}{fingerprint_of(Bucket(name='ours'), Bucket(name='ours'))}"
 """A controller resolves where its logs are before it shows itself."""
@@ -192,6 +192,10 @@ def test_a_healthy_controller_is_told_so_in_each_check() -> None:
             of_database(sight=sight(peer(URL), peer(OTHER, version="0.2.0"))),
             "warning others: they have versions 0.1.0, 0.2.0",
         ),
+        (
+            of_database(sight=sight(peer(URL), peer(OTHER, version="0.3.0"))),
+            "error versions: 0.3.0 and 0.1.0 cannot share a database",
+        ),
         (changed(answers={OTHER: "refused"}), f"error address: {OTHER} (another controller's"),
         (changed(answers={URL: "refused"}), f"error address: {URL} (--url) does not answer"),
         (
@@ -222,6 +226,17 @@ def test_a_healthy_controller_is_told_so_in_each_check() -> None:
 def test_each_fault_is_found_and_has_a_fix(facts: Facts, fault: str) -> None:
     found = faults(findings.examine(facts))
     assert [one for one in found if one.startswith(fault)], found
+
+
+def test_before_its_first_start_a_controller_need_not_answer() -> None:
+    facts = changed(
+        answers={URL: "refused", OTHER: None},
+        listens=False,
+        database=msgspec.structs.replace(GOOD_DATABASE, sight=sight(peer(OTHER), peer(THIRD))),
+    )
+    assert faults(findings.examine(facts)) == []
+    taken = msgspec.structs.replace(facts, port="Address already in use")
+    assert f"error address: {URL} (--url) does not" in " ".join(faults(findings.examine(taken)))
 
 
 NEWER = "0.2.0"

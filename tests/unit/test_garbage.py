@@ -58,6 +58,38 @@ async def test_leads_that_end_together_are_freed_together(monkeypatch: pytest.Mo
     assert count == 2
 
 
+async def test_a_lead_that_begins_is_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "COLLECT_SECONDS", 0.0)
+    leading, following = Garbage(), Garbage()
+    collected: list[int] = []
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(len(collected)))
+    leading.lead_ended()
+    monkeypatch.setattr(garbage, "COLLECT_SECONDS", 1000.0)
+    leading.lead_begins()
+    monkeypatch.setattr(garbage, "COLLECT_SECONDS", 0.0)
+    following.lead_begins()
+    # Timers run in order.
+    following.lead_ended()
+    await eventually(lambda: bool(collected))
+    assert collected == [0]
+    leading.lead_begins()
+    await eventually(lambda: len(collected) > 1)
+    leading.close()
+
+
+async def test_leads_one_after_the_other_delay_it_for_some_time_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(garbage, "COLLECT_SECONDS", 1000.0)
+    monkeypatch.setattr(garbage, "MAX_SECONDS", 1000.0)
+    collector = Garbage()
+    lead = weakref.ref(ALead())
+    collector.lead_ended()
+    monkeypatch.setattr(garbage, "MAX_SECONDS", 0.0)
+    collector.lead_begins()
+    await eventually(partial(_is_freed, lead))
+
+
 async def test_nothing_is_collected_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "COLLECT_SECONDS", 0.0)
     closed, other = Garbage(), Garbage()

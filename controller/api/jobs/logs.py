@@ -33,10 +33,14 @@ from fairlead.wire.runner import LogsHeader
 
 log = logging.getLogger(__name__)
 
+HERE = "{}"
+"""The answer to a message of a reader of JSON. A browser shows its programs no ping."""
+
 
 class FollowQuery(Query, frozen=True):
     """As `LogsQuery`. `format` of the messages: whole frames; for browsers one JSON object for each
-    frame, by which a reader can resume, or the text of each."""
+    frame, by which a reader can resume, or the text of each. A reader of JSON that sends a message
+    gets an empty object, which shows that the controller is there."""
 
     attempt: str | None = None
     job: str | None = None
@@ -180,7 +184,8 @@ async def stream_log(
         if pieces is not None:
             send = {"frames": _send, "json": _send_json, "text": _send_text}[query.format]
             try:
-                await _send_until_gone(socket, send(socket, pieces, query.offset))
+                sending = send(socket, pieces, query.offset)
+                await _send_until_gone(socket, sending, HERE if query.format == "json" else None)
             except (BucketError, StoreError) as error:
                 # Raised further, it would be answered with a status amid the frames.
                 log.error("the stream of %s ends early: %s", request.path, error)
@@ -190,12 +195,12 @@ async def stream_log(
 
 
 async def _send_until_gone(
-    socket: web.WebSocketResponse, send: Coroutine[None, None, None]
+    socket: web.WebSocketResponse, send: Coroutine[None, None, None], here: str | None
 ) -> None:
     """Send and read at the same time: only then does aiohttp answer pings and see the other side
-    close."""
+    close. `here`: the answer to each message; None: they get none."""
     sending = asyncio.create_task(send)
-    reading = asyncio.create_task(_read_to_close(socket))
+    reading = asyncio.create_task(_read_to_close(socket, here))
     try:
         await asyncio.wait((sending, reading), return_when=asyncio.FIRST_COMPLETED)
         if sending.done():
@@ -253,9 +258,11 @@ def as_line(frame: Frame) -> str:
     return msgspec.json.encode(shown).decode()
 
 
-async def _read_to_close(socket: web.WebSocketResponse) -> None:
-    async for _ in socket:
-        pass
+async def _read_to_close(socket: web.WebSocketResponse, here: str | None) -> None:
+    with reader_may_leave():
+        async for _ in socket:
+            if here is not None:
+                await socket.send_str(here)
 
 
 ROUTES: tuple[Route, ...] = (

@@ -13,14 +13,14 @@ from fairlead.model.starts import Starts
 from fairlead.model.statuses import AttemptStatus
 
 
-class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
+class Incarnation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One life of a gang between two switches."""
 
     number: int
     id: str
 
 
-class CollectedOutputs(msgspec.Struct, frozen=True, kw_only=True):
+class CollectedOutputs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The stored outputs of an attempt. What is `left_out` was beyond a limit, or no plain file."""
 
     files: int
@@ -198,7 +198,7 @@ class SignalledEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return f"{self.cause} {self.number}"
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One try of a job; its id is also the id of the shim's task.
 
     A part without content is one shared default, so most attempts hold few objects. The store keeps

@@ -10,7 +10,7 @@ from fairlead.model.spec import JobSpec
 from fairlead.model.statuses import AllocationState
 
 
-class Allocation(msgspec.Struct, frozen=True, kw_only=True):
+class Allocation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The resources that a job holds on a node: CPU, memory, GPUs, ports."""
 
     id: str
@@ -40,7 +40,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     its one victim, until the gang is whole again or gives up (`gangs.freed`)."""
 
 
-class Past(msgspec.Struct, frozen=True, kw_only=True):
+class Past(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A digest of a job's older attempts of one occurrence, as decisions need it.
 
     It is derived from their rows when a state is read, and updated as attempts leave the state. It
@@ -58,7 +58,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     """One of them was RUNNING once. What a user's retry takes out of all counts is here too."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One slot of a run. `attempts` are in the order in which they were made; the last is the
     current one.
 

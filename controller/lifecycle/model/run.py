@@ -14,7 +14,7 @@ from fairlead.model.spec import Group, JobSpec, RunPolicy, RunType
 from fairlead.model.statuses import RunStatus
 
 
-class Switch(msgspec.Struct, frozen=True, kw_only=True):
+class Switch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Why a gang started a new incarnation."""
 
     reason: str
@@ -28,7 +28,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
     """All allocations were given back, and the gang queued again as a whole."""
 
 
-class Occurrence(msgspec.Struct, frozen=True, kw_only=True):
+class Occurrence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One finished execution of a scheduled run."""
 
     number: int
@@ -39,7 +39,7 @@ class Occurrence(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: float
 
 
-class PastRunning(msgspec.Struct, frozen=True, kw_only=True):
+class PastRunning(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The time for which older attempts of one occurrence were RUNNING, before any attempt that the
     state has.
 
@@ -50,7 +50,7 @@ class PastRunning(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+class Deployment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One version of a service: all that its replicas are made from, so that it can come back."""
 
     number: int
@@ -72,14 +72,14 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """The deployment whose version a rollback brought back."""
 
 
-class TakenOutputs(msgspec.Struct, frozen=True, kw_only=True):
+class TakenOutputs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A run whose outputs the jobs of another one get."""
 
     run_id: str
     name: str
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A run: a user submits it from one configuration."""
 
     id: str
@@ -137,7 +137,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return self.deployments[-1].service if self.deployments else None
 
 
-class RunState(msgspec.Struct, frozen=True, kw_only=True):
+class RunState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One run with all that is decided together with it."""
 
     run: Run

@@ -10,7 +10,7 @@ from fairlead.model.spec import JobSpec
 from fairlead.model.sweep import ParameterSets
 
 
-class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+class Sweep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Which sets of a sweep have begun, and what bounds it (docs/rules.md 11)."""
 
     total: int
@@ -30,7 +30,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs run one after another in one container (docs/rules.md 11.14)."""
 
 
-class SweepContent(msgspec.Struct, frozen=True, kw_only=True):
+class SweepContent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All that the jobs of a sweep are made from. It is stored once and changes only when the run
     has ended, and its values that may be secret are forgotten."""
 
@@ -38,7 +38,7 @@ class SweepContent(msgspec.Struct, frozen=True, kw_only=True):
     spec: JobSpec
 
 
-class EndedSets(msgspec.Struct, frozen=True, kw_only=True):
+class EndedSets(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The sets of a live sweep of which nothing is left to decide, unless a user retries one.
 
     It is derived, as `Past` is: so a turn of a sweep costs as much as its live jobs. A set that

@@ -10,6 +10,8 @@ const MAX_ROWS = 600;
 const NEAR = 1200; // pixels from an edge at which the next window is asked for
 const MAX_MATCHES = 5000;
 const DRAW_EVERY = 250; // milliseconds between two drawings of what a job prints
+const ASK_EVERY = 8000; // milliseconds between two questions whether the controller is there
+const SILENT = 15000; // milliseconds without its answer: its process hangs, or its machine went
 const END = 1e9; // a place below the end of any view
 const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 const WORDS = { stderr: "stderr", system: "Fairlead", marker: "missing" };
@@ -32,6 +34,7 @@ export class LogView {
     this.filling = null; // the generation that `fill` asks windows for
     this.generation = 0; // goes up with each part of a log that is asked for
     this.isPlacing = false; // whether the reader holds the slider
+    this.isAnswered = false; // whether a controller has answered while it was followed; earlier versions do not
     this.isDrawn = false; // whether rows were drawn, and the view moved to its end, since it was looked at
     this.closed = new AbortController();
     this.listen();
@@ -470,21 +473,43 @@ export class LogView {
       format: "json",
     });
     this.socket = socket;
-    socket.onmessage = (event) => this.socket === socket && this.came(JSON.parse(event.data));
+    let asked = Date.now(); // since when it owes an answer; 0: it owes none
+    socket.onopen = () => (asked = 0);
+    socket.onmessage = (event) => {
+      asked = 0;
+      if (this.socket !== socket) return;
+      const frame = JSON.parse(event.data);
+      if ("text" in frame) this.came(frame);
+      else this.isAnswered = true;
+    };
+    // The kernel of a process that hangs keeps the connection, and a page sees no ping.
+    const asking = setInterval(() => {
+      if (this.socket !== socket) return clearInterval(asking);
+      if (asked && this.isAnswered && Date.now() - asked > SILENT) return this.lost(socket);
+      if (socket.readyState !== WebSocket.OPEN) return;
+      asked ||= Date.now();
+      socket.send("");
+    }, ASK_EVERY);
     socket.onclose = (event) => {
       // A socket that was closed on purpose tells of it when another may be open.
       if (this.socket !== socket) return;
+      if (event.code !== 1000) return this.lost(socket);
       this.drawQueued();
       this.socket = null;
-      if (event.code === 1000) {
-        this.say("The log is complete.");
-        this.part("follow").checked = false;
-        this.following = null;
-      } else if (this.following) {
-        this.say("The connection was lost; trying again.");
-        this.again = setTimeout(() => this.connect(), 1000);
-      }
+      this.say("The log is complete.");
+      this.part("follow").checked = false;
+      this.following = null;
     };
+  }
+
+  // Go on where the log is, maybe at another controller.
+  lost(socket) {
+    this.drawQueued();
+    this.socket = null;
+    socket.close();
+    if (!this.following) return;
+    this.say("The connection was lost; trying again.");
+    this.again = setTimeout(() => this.connect(), 1000);
   }
 
   // Rows are drawn some times a second: a job may print hundreds, each in a frame of its own, and

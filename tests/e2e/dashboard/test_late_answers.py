@@ -83,6 +83,19 @@ DRAW_BY_HAND = """
 """What is drawn some time after a frame came is drawn when the test says so."""
 
 
+ASK_BY_HAND = """
+    const each = window.setInterval, now = Date.now;
+    window.late = 0;
+    Date.now = () => now() + window.late;
+    window.setInterval = (act, wait, ...rest) => {
+        if (!String(act).includes("isAnswered")) return each(act, wait, ...rest);
+        window.askNow = act;
+        return each(() => 0, 1000000);
+    };
+"""
+"""A log asks whether the controller is there when the test says so, and so late."""
+
+
 async def taken(queue: asyncio.Queue[T]) -> T:
     """Return what comes next; the limit is for a test that fails."""
     async with asyncio.timeout(LONG):
@@ -345,6 +358,48 @@ async def test_a_log_is_followed_until_the_reader_goes_up(log: Log) -> None:
     await place.dispatch_event("pointerup")  # where it was taken: no change
     await log.view.evaluate("view => view.dispatchEvent(new Event('scroll'))")
     await expect(place).not_to_have_value("7")
+
+
+async def test_a_log_whose_controller_says_nothing_any_more_goes_on_at_another_one(
+    log: Log,
+) -> None:
+    page = log.page
+    await page.add_init_script(ASK_BY_HAND)
+    await give(page, await log.open(), window("line"))
+    socket = await taken(log.sockets)
+    asked: asyncio.Queue[str | bytes] = asyncio.Queue()
+    socket.on_message(asked.put_nowait)
+
+    async def draws(number: int, by: WebSocketRoute) -> None:
+        by.send(json.dumps(frame("line", number)))
+        await page.wait_for_function("!!window.drawNow")
+        await page.evaluate("drawNow(); delete window.drawNow")
+        await expect(log.rows.last).to_have_text(f"line {number}")
+
+    async def asks(late: int) -> None:
+        await page.evaluate(f"window.late = {late}; askNow()")
+
+    await draws(100, socket)
+    # One of an earlier version answers no question.
+    await asks(0)
+    await taken(asked)
+    await asks(16_000)
+    await taken(asked)
+    socket.send("{}")
+    await draws(101, socket)
+
+    await asks(20_000)
+    await taken(asked)
+    await asks(34_000)
+    await taken(asked)
+    assert log.sockets.empty()
+    await asks(36_000)
+    await expect(log.part("status")).to_have_text("The connection was lost; trying again.")
+    again = await taken(log.sockets)
+    assert f"offset={102 * ROW}&" in again.url
+    await draws(102, again)
+    await expect(log.rows).to_have_count(103)
+    await expect(log.part("status")).to_have_text("")
 
 
 async def test_a_reader_who_goes_up_while_rows_are_drawn_stays_there(log: Log) -> None:

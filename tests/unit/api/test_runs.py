@@ -257,6 +257,23 @@ async def test_a_followed_log_comes_whole_and_closes_normally(
     assert (end.type, socket.close_code) == (WSMsgType.CLOSE, 1000)
 
 
+@pytest.mark.parametrize(("form", "answers"), [("json", ["{}"] * 2), ("text", []), ("frames", [])])
+async def test_a_reader_in_a_browser_can_ask_whether_the_controller_is_there(
+    api: TestClient[Any, Any], controller: Controller, form: str, answers: list[str]
+) -> None:
+    run = await submit(api, name="hello")
+    attempt_id = run["jobs"][0]["attempts"][0]["id"]
+    async with api.ws_connect(f"/v1/runs/hello/logs/ws?format={form}") as socket:
+        for _ in range(2):
+            await socket.send_str("")
+        if form == "frames":
+            await socket.receive_str()
+        assert [await socket.receive_str() for _ in answers] == answers
+        await controller.logs.complete(attempt_id)
+        end = await socket.receive()
+    assert (end.type, socket.close_code) == (WSMsgType.CLOSE, 1000)
+
+
 async def test_a_followed_log_whose_copy_is_dropped_does_not_end_as_a_whole_one(
     api: TestClient[Any, Any], controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -222,6 +223,33 @@ def test_a_watch_at_a_paused_controller_ends_sooner_where_another_one_can_go_on(
             next(of(url, nobody())._lines("/v1/x"))
         beginning.join()
         begun[0].close()
+
+
+def test_a_watch_that_ends_leaves_its_own_address_and_no_other_one(
+    play: Callable[[], _Played],
+) -> None:
+    """Another thread's request may have gone on to the next one before."""
+    second = play()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        client = of(url, second.url)
+        lines = client._lines("/v1/watch")
+        begun: list[socket.socket] = []
+
+        def begin() -> None:
+            connection, _ = listening.accept()
+            connection.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"run": null}\n')
+            begun.append(connection)
+
+        beginning = threading.Thread(target=begin)
+        beginning.start()
+        assert next(lines) == b'{"run": null}\n'
+        beginning.join()
+    assert client.get("/v1/x") == second.body
+    begun[0].close()
+    with pytest.raises(ConnectionLost, match=re.escape(url)):
+        next(lines)
+    assert client.url == second.url
 
 
 def test_a_controller_that_begins_no_tls_is_passed_over_by_each_request(

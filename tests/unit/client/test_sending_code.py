@@ -1,0 +1,188 @@
+"""Code on its way to a controller that ends: it is sent again, until one has all of it."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import socket
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from enum import Enum, auto
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from fairlead import patience
+from fairlead.errors import ApiError, ConnectionLost
+from fairlead.files.upload import SEND_TRIES, send_code
+from fairlead.rest import ControllerClient
+from tests.support.server_threads import served
+from tests.support.ssh_daemon import free_port
+
+SIZE = 1 << 20
+"""More than a kernel takes for a reader that does not read at once."""
+
+
+class End(Enum):
+    """How the next upload ends; without one, it is stored."""
+
+    CUT = auto()
+    ANSWER_LOST = auto()
+    REFUSED = auto()
+    GONE = auto()
+    """It is cut, and nobody listens any more."""
+    FORGOTTEN = auto()
+    """It is cut, and the next leader has nothing of what was stored before."""
+
+
+class Store:
+    """A controller that takes uploads."""
+
+    def __init__(self) -> None:
+        self.ends: deque[End | None] = deque()
+        self.stored: set[str] = set()
+        self.begun = 0
+        self._port = free_port()
+        self._running = ExitStack()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        store = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer(200 if self.path.rpartition("/")[2] in store.stored else 404)
+
+            def do_POST(self) -> None:
+                """It knows no parts."""
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self._answer(404)
+
+            def do_PUT(self) -> None:
+                end = store.ends.popleft() if store.ends else None
+                store.begun += 1
+                if end in (End.CUT, End.GONE, End.FORGOTTEN):
+                    if end is End.FORGOTTEN:
+                        store.stored.clear()
+                    if end is End.GONE:
+                        server.shutdown()
+                        server.socket.close()
+                    self._cut()
+                    return
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if end is End.REFUSED:
+                    self._answer(413)
+                    return
+                store.stored.add(hashlib.sha256(body).hexdigest())
+                if end is End.ANSWER_LOST:
+                    self._cut()
+                else:
+                    self._answer(200)
+
+            def _answer(self, status: int) -> None:
+                body = b'{"error": {"code": "some", "message": "a reason"}}'
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def _cut(self) -> None:
+                self.connection.shutdown(socket.SHUT_RDWR)
+                self.close_connection = True
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
+        self._running.enter_context(served(server))
+
+    def stop(self) -> None:
+        self._running.close()
+
+
+class Client(ControllerClient):
+    """`unheard`: how often a question got no answer. At the third time the store comes back."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.url, "token")
+        self._store = store
+        self.unheard = 0
+
+    def has_upload(self, digest: str) -> bool:
+        try:
+            return super().has_upload(digest)
+        except ConnectionLost:
+            self.unheard += 1
+            if self.unheard == 3:
+                self._store.stop()
+                self._store.start()
+            raise
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr(patience, "FIRST_WAIT_SECONDS", 0.0)
+    made = Store()
+    made.start()
+    yield made
+    made.stop()
+
+
+class Sent:
+    """What `fairlead apply` does with the files `a` and `b`."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self.client = Client(store)
+        self.told: list[str] = []
+        for name in "ab":
+            (folder / name).write_bytes(random.Random(name).randbytes(SIZE))
+        files = {"type": "task", "commands": ["true"], "files": ["a", "b"]}
+        send_code(self.client, files, folder, {}, self.told.append)
+
+
+@pytest.mark.parametrize("end", [End.CUT, End.ANSWER_LOST, End.GONE])
+def test_what_was_cut_is_sent_again_unless_it_is_there(
+    store: Store, tmp_path: Path, end: End
+) -> None:
+    store.ends.append(end)
+    sent = Sent(store, tmp_path)
+    assert len(store.stored) == 2
+    assert store.begun == (2 if end is End.ANSWER_LOST else 3)
+    assert sent.client.unheard == (3 if end is End.GONE else 0)
+    cut, back = sent.told
+    assert cut.endswith("; trying again")
+    assert back == "the controller is back"
+
+
+def test_what_the_next_leader_lacks_is_sent_again(store: Store, tmp_path: Path) -> None:
+    store.ends.extend([None, End.FORGOTTEN])
+    Sent(store, tmp_path)
+    assert len(store.stored) == 2
+    assert store.begun == 4
+
+
+def test_what_cuts_each_one_is_told(store: Store, tmp_path: Path) -> None:
+    store.ends.extend([End.CUT] * (SEND_TRIES + 1))
+    with pytest.raises(ConnectionLost, match="the connection was cut"):
+        Sent(store, tmp_path)
+    assert store.begun == SEND_TRIES
+
+
+def test_a_refusal_is_the_end(store: Store, tmp_path: Path) -> None:
+    store.ends.append(End.REFUSED)
+    with pytest.raises(ApiError, match="a reason"):
+        Sent(store, tmp_path)
+    assert store.begun == 1
+
+
+def test_a_controller_that_has_never_answered_is_not_waited_for(
+    store: Store, tmp_path: Path
+) -> None:
+    store.stop()
+    with pytest.raises(ConnectionLost, match="Connection refused"):
+        Sent(store, tmp_path)
