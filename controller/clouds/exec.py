@@ -348,9 +348,7 @@ def _wrong(error: Exception, answer: bytes, hides: str) -> str:
 def _ended(status: int, complaints: bytes, hides: str) -> str:
     """Return how a program ended that gave no answer."""
     lines = complaints.decode(errors="replace").strip().splitlines()
-    last = (
-        _hidden(lines[-1], hides)[:_MAX_SHOWN] if lines else "it wrote nothing to standard error"
-    )
+    last = _hidden(lines[-1], hides)[:_MAX_SHOWN] if lines else "it wrote nothing to standard error"
     how = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
     return f"{how}: {last}"
 

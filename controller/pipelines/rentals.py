@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -73,6 +73,12 @@ class RentalSettings(msgspec.Struct, frozen=True, kw_only=True):
     providers: frozenset[str] | None = None
     setups: Mapping[str, str] = {}
     """A digest of what the controller's file says of each provider."""
+
+
+def has_rented(machines: Collection[Machine], fleets: Iterable[Fleet]) -> bool:
+    """Return whether there are machines on record, or fleets that would rent some: what is left of
+    them matters also when the controller's file names no provider any more."""
+    return bool(machines) or any(one.machines is not None for one in fleets)
 
 
 class GoneNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -295,7 +295,7 @@ async def test_more_offers_than_the_queue_can_be_looked_at_with_are_a_wrong_answ
 ) -> None:
     size = {"price": 1.0, "cpu": 4, "memory_gib": 16, "disk_gib": 100}
     one = {"instance_type": "small", "region": "north", **size}
-    with pytest.raises(CloudAway, match="wrong answer: .*length <= 10000"):
+    with pytest.raises(CloudAway, match=r"wrong answer: .*length <= 10000"):
         await answering(tmp_path, {"offers": [one] * 10_001}).offers()
 
 
