@@ -551,6 +551,14 @@ def test_a_controller_without_such_a_provider_loads_nothing_of_it() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+async def test_an_endpoint_at_which_nothing_answers_is_told_by_its_url(account: Account) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    cloud = AwsCloud("aws-eu", AwsProvider(regions=account.regions, endpoint=url))
+    with pytest.raises(CloudAway, match=f"^describe_instances in .*: nothing answers at {url}/$"):
+        await cloud.list_tagged("here")
+    await cloud.close()
+
+
 async def test_an_examination_makes_nothing_and_names_what_is_missing(
     world: Ec2World, account: Account, installation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
