@@ -42,12 +42,12 @@ from controller.scheduling.renting.answers import HELD, ORDERED, Answer, changed
 from controller.scheduling.renting.coming_back import coming_back, stops_now, without_freed
 from controller.scheduling.renting.fleet_offers import (
     FleetOffers,
+    InTurn,
     lost_a_spot_machine,
     lost_spot_machines,
     policy_of,
 )
 from controller.scheduling.renting.gang_turns import GangTurns
-from controller.scheduling.renting.left_out import MAX_TRIES
 from controller.scheduling.renting.machine_bins import Bin, Plan, empty_bin, plan_of, room_after
 
 Zone = tuple[str, str, str | None]
@@ -137,6 +137,7 @@ class _Look:
         self._awaiting: set[str] = set()
         self._wanted: set[str] = set()
         self._joined: dict[str, list[Bin]] = {}
+        self._offered_where: dict[tuple[str, str], _Where | None] = {}
         self._kept_for: set[Need] = set()
         """Needs for which all is kept that is on order."""
         self._replacing: dict[tuple[str, str], MachineReason] = {}
@@ -386,13 +387,12 @@ class _Look:
         self, fleet: Fleet, need: Need, user: str, *, on_demand_first: bool = False
     ) -> Offer | MachineReason:
         """Return the first offer that may be bought for the need, or why there is none."""
-        fitting = self._market.fitting(fleet, need)
-        if not isinstance(fitting, list):
-            return fitting
-        ordered = market.in_order(fitting, on_demand_first=on_demand_first)
-        open_ = self._market.open(self._market.tried(ordered)[:MAX_TRIES])
+        offers = self._market.in_turn(fleet, need, on_demand_first=on_demand_first)
+        if not isinstance(offers, InTurn):
+            return offers
+        open_ = offers.open
         if not open_:
-            return self._market.none_now(fleet, ordered)
+            return self._market.none_now(fleet, offers.ordered)
         refuses = self._purses.refuses
         affordable = (one for one in open_ if refuses(fleet.name, user, [one]) is None)
         if (chosen := next(affordable, None)) is not None:
@@ -471,7 +471,7 @@ class _Look:
         bins = [*(one for one in self._bins if one.fleet is fleet), *self._joined_in(fleet)]
         places: dict[_Where | None, tuple[list[Bin], list[Offer]]] = {}
         for offer in offers:
-            where = self._where(empty_bin(fleet, offer))
+            where = self._where_offered(fleet, offer)
             places.setdefault(where, ([], []))[1].append(offer)
         for one in bins:
             places.setdefault(self._where(one), ([], []))[0].append(one)
@@ -486,6 +486,12 @@ class _Look:
         has none."""
         domain = domain_of(bin_.room.node, self._index.fleets)
         return None if domain is None else (bin_.offer.place, domain)
+
+    def _where_offered(self, fleet: Fleet, offer: Offer) -> _Where | None:
+        key = fleet.name, offer.key
+        if key not in self._offered_where:
+            self._offered_where[key] = self._where(empty_bin(fleet, offer))
+        return self._offered_where[key]
 
     def _joined_in(self, fleet: Fleet) -> list[Bin]:
         """Return the fleet's machines that are nodes, with what they have free."""
@@ -525,18 +531,18 @@ class _Look:
 
     def _keep_least(self, fleet: Fleet) -> None:
         purse, policy = self._purses.fleet(fleet.name), policy_of(fleet)
+        if purse.count >= policy.min:
+            return
+        fitting = self._market.fitting(fleet, None)
+        if not isinstance(fitting, list):
+            return
+        open_ = self._market.open(market.in_order(fitting))
+        refuses = self._purses.refuses
         while purse.count < policy.min:
-            chosen = self._market.fitting(fleet, None)
-            if not isinstance(chosen, list):
+            affordable = (one for one in open_ if refuses(fleet.name, None, [one]) is None)
+            if (chosen := next(affordable, None)) is None:
                 return
-            open_ = [
-                one
-                for one in self._market.open(market.in_order(chosen))
-                if self._purses.refuses(fleet.name, None, [one]) is None
-            ]
-            if not open_:
-                return
-            self._buy(fleet, open_[0], None)
+            self._buy(fleet, chosen, None)
 
     def _buy(self, fleet: Fleet, offer: Offer, unit: Unit | None) -> Bin:
         bin_ = empty_bin(fleet, offer)
