@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, MutableMapping, Sequence
 from ipaddress import IPv4Network
+from typing import NoReturn
 
 import msgspec
 
@@ -34,7 +35,7 @@ from controller.pipelines.performers.log_collection import LogCollector
 from controller.pipelines.performers.output_collection import OutputCollector
 from controller.pipelines.performers.taken_outputs import TakenOutputsReader
 from controller.pipelines.renting.rentals import Rentals
-from controller.pipelines.renting.settings import RentalSettings
+from controller.pipelines.renting.settings import RentalSettings, has_rented
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.seams import TurnListener
 from controller.pipelines.to_node import SecretSource
@@ -70,9 +71,13 @@ def _rentals(
     chance: Chance,
     snapshot: Snapshot,
 ) -> Rentals | None:
-    """Return what decides about machines; None: this controller has no providers of them."""
-    if machines is None:
+    """Return what decides about machines; None: this controller has no providers of them, and had
+    none whose fleets and machines are still known."""
+    if machines is None and not has_rented(snapshot.machines, snapshot.fleets):
         return None
+    if machines is None:
+        # The file names none any more: fleets and waiting jobs say so, and costs are still summed.
+        machines = MachineSettings(clouds={}, boot_data=_nothing_to_boot, pin=_nothing_to_boot)
     settings = RentalSettings(
         installation=boot.installation_id,
         pin=machines.pin,
@@ -86,6 +91,10 @@ def _rentals(
     return Rentals(
         placement.index, settings, snapshot.machines, could_hold, snapshot.events_of_no_run
     )
+
+
+def _nothing_to_boot(_: object) -> NoReturn:
+    raise AssertionError("nothing is ordered without a provider")
 
 
 def _was_sent(rentals: Rentals | None, machines: MachineSettings | None, node: Node) -> bool:

@@ -6,6 +6,7 @@ build {
     "source.qemu.node",
     "source.amazon-ebs.node",
     "source.googlecompute.node",
+    "source.hcloud.node",
     "source.azure-arm.node",
   ]
 
@@ -20,7 +21,8 @@ build {
   }
 
   provisioner "shell" {
-    execute_command = "chmod +x {{ .Path }}; sudo env {{ .Vars }} {{ .Path }}"
+    # Hetzner's images log in as root, and need not have sudo.
+    execute_command = "chmod +x {{ .Path }}; $(command -v sudo) env {{ .Vars }} {{ .Path }}"
     environment_vars = [
       "DOCKER=${var.docker}",
       "GPU=${var.gpu}",

@@ -125,7 +125,7 @@ def run_view(
         termination_reason=run.reason,
         incarnation=_incarnation(run.incarnation),
         gathering=None if gathers is None else str(gathers),
-        gives_up_at=None if gathers is None else iso(gathers.gives_up_at),
+        gives_up_at=None if gathers is None else iso_or_none(gathers.gives_up_at),
         next_triggered_at=iso_or_none(next_trigger_at(run)),
         switches=tuple(derived(SwitchView, switch) for switch in run.switches),
         jobs=tuple(job_view(state, job, node_names) for job in jobs),

@@ -45,6 +45,8 @@ _PATTERN = re.compile(r"matching regex '.*'")
 _SECRET_WORD = re.compile(r"[A-Za-z0-9+/=_]{20,}")
 _MAX_SHOWN = 300
 _MAX_MESSAGE = 500
+_MAX_BEGINNING = 80
+_RIGHT = "it must answer with one JSON object (docs/machines.md)"
 _GIB = 1 << 30
 T = TypeVar("T")
 _Price = Annotated[float, msgspec.Meta(ge=0, lt=1e6)]
@@ -80,7 +82,8 @@ class _OfferAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _OffersAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    offers: tuple[_OfferAnswer, ...]
+    offers: Annotated[tuple[_OfferAnswer, ...], msgspec.Meta(max_length=10_000)]
+    """Each look at the queue goes through all of them."""
 
 
 class _MachineAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,7 +225,6 @@ class ExecCloud:
         """`hides`: what no message may show."""
         wish = msgspec.json.encode({"version": VERSION, "call": call, **arguments})
         status, answer, complaints = await self._run(call, wish)
-        lines = complaints.decode(errors="replace").strip().splitlines()
         try:
             content: Any = msgspec.json.decode(answer)
             if isinstance(content, dict) and "error" in content:
@@ -232,15 +234,9 @@ class ExecCloud:
         # A program can print anything, also a thousand nested lists.
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             if status == 0:
-                raise CloudAway(
-                    f"{self._shown(call)} gave a wrong answer: {_wrong(error)}"
-                ) from None
-        last = (
-            _hidden(lines[-1], hides)[:_MAX_SHOWN]
-            if lines
-            else "it wrote nothing to standard error"
-        )
-        raise CloudAway(f"{self._shown(call)} ended with status {status}: {last}")
+                why = _wrong(error, answer, hides)
+                raise CloudAway(f"{self._shown(call)} {why}; {_RIGHT}") from None
+        raise CloudAway(f"{self._shown(call)} {_ended(status, complaints, hides)}")
 
     async def _run(self, call: str, wish: bytes) -> tuple[int, bytes, bytes]:
         """Return the exit status, the standard output, and the end of the standard error."""
@@ -263,7 +259,8 @@ class ExecCloud:
                 answer, complaints = await _exchanged(process, wish)
                 status = await process.wait()
         except TimeoutError:
-            raise CloudAway(f"{self._shown(call)} took more than {self._timeout:g} s") from None
+            limit = f"{self._timeout:g} s (`providers.{self._name}.timeout`)"
+            raise CloudAway(f"{self._shown(call)} took more than {limit}") from None
         except _TooLong:
             raise CloudAway(f"{self._shown(call)} answers more than {_MAX_ANSWER} bytes") from None
         finally:
@@ -335,9 +332,25 @@ async def _end_of(stream: asyncio.StreamReader) -> bytes:
     return found
 
 
-def _wrong(error: Exception) -> str:
+def _wrong(error: Exception, answer: bytes, hides: str) -> str:
     """Return what is wrong with an answer. A pattern says less than its meaning."""
-    return _PATTERN.sub("of one line without control characters", str(error))
+    if not answer.strip():
+        return "wrote nothing to its standard output"
+    why = _PATTERN.sub("of one line without control characters", str(error))
+    # The cut comes last: half of a key would not be found.
+    begins = _hidden(answer[:_MAX_COMPLAINTS].decode(errors="replace"), hides).strip()
+    # What is valid JSON is best told by what is wrong with it.
+    is_json = begins.startswith(("{", "["))
+    shown = "" if is_json else f" (it begins with {begins[:_MAX_BEGINNING]!r})"
+    return f"gave a wrong answer: {why}{shown}"
+
+
+def _ended(status: int, complaints: bytes, hides: str) -> str:
+    """Return how a program ended that gave no answer."""
+    lines = complaints.decode(errors="replace").strip().splitlines()
+    last = _hidden(lines[-1], hides)[:_MAX_SHOWN] if lines else "it wrote nothing to standard error"
+    how = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
+    return f"{how}: {last}"
 
 
 def _hidden(text: str, secret: str) -> str:

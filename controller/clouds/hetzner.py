@@ -9,8 +9,9 @@ A machine that powers itself off goes on costing money there, until the controll
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -67,6 +68,7 @@ _SETUP = {
 """What a refusal names, and the field of the controller's file that it is about."""
 _OF_OFFER = ("server_type", "location")
 _FIRST_SERVER_ERROR, _TOO_MANY = 500, 429
+_SSH_PORT = 22
 T = TypeVar("T")
 
 
@@ -129,16 +131,46 @@ class _Servers(_Page, frozen=True, kw_only=True):
     servers: tuple[_Server, ...]
 
 
-class _Images(msgspec.Struct, frozen=True):
-    images: tuple[Any, ...]
-
-
-class _ImageKind(msgspec.Struct, frozen=True):
+class _Image(msgspec.Struct, frozen=True):
     type: str
+    status: str = "available"
+    architecture: str = _ARCHITECTURE
 
 
 class _AnImage(msgspec.Struct, frozen=True):
-    image: _ImageKind
+    image: _Image
+
+
+class _Images(msgspec.Struct, frozen=True):
+    images: tuple[_Image, ...]
+
+
+class _Rule(msgspec.Struct, frozen=True):
+    """Of a firewall. `port`: one, a range such as 80-85, or `any`; None: the protocol has none."""
+
+    direction: str
+    protocol: str
+    port: str | None = None
+
+    def lets_in(self, port: int) -> bool:
+        if (self.direction, self.protocol) != ("in", "tcp") or self.port is None:
+            return False
+        first, _, last = self.port.partition("-")
+        if not first.isdecimal():
+            return self.port == "any"
+        return int(first) <= port <= int(last if last.isdecimal() else first)
+
+
+class _Firewall(msgspec.Struct, frozen=True):
+    rules: tuple[_Rule, ...] = ()
+
+
+class _AFirewall(msgspec.Struct, frozen=True):
+    firewall: _Firewall
+
+
+class _Keys(msgspec.Struct, frozen=True):
+    ssh_keys: tuple[Any, ...]
 
 
 class _Made(msgspec.Struct, frozen=True):
@@ -186,7 +218,7 @@ class HetznerCloud:
         self.abilities = Abilities(idempotent=True, visible_after=_VISIBLE_AFTER_SECONDS)
         self._name = name
         self._config = config
-        self._rest = Rest(_refusal, _CALL_SECONDS)
+        self._rest = Rest(partial(_refusal, name), _CALL_SECONDS)
         self._project: tuple[str, str] | None = None
         """The latest token, and the account that it is of."""
 
@@ -355,7 +387,14 @@ class HetznerCloud:
 
     async def examine(self) -> Sequence[Examined]:
         exposed = open_to_others(self._name, "token_file", self._config.token_file)
-        return [*exposed, *await self._never_rented(), await self._image_there()]
+        return [
+            *exposed,
+            *await self._never_rented(),
+            await self._image_there(),
+            *await self._keys_there(),
+            *await self._networks_there(),
+            *await self._firewalls_there(),
+        ]
 
     async def _never_rented(self) -> list[Examined]:
         """Return what the controller's file names in vain."""
@@ -371,16 +410,88 @@ class HetznerCloud:
         ]
 
     async def _image_there(self) -> Examined:
-        image = self._config.image
-        what = f"image {image}"
+        image, what = self._config.image, f"image {self._config.image}"
         try:
-            if isinstance(image, int):
-                await self._call(_Nothing, "GET", f"images/{image}")
-            elif not (await self._call(_Images, "GET", "images", {"name": image})).images:
-                raise CloudAway(f"there is no image of the name {image}")
+            fault, note = await self._judged(image)
         except CloudError as error:
-            field = f"providers.{self._name}.image"
-            return Examined(what=what, fault=f"{field}: {error}")
+            fault, note = f"{error}: write the id of a snapshot of this project", None
+        within = f"providers.{self._name}.image: "
+        return Examined(
+            what=what,
+            fault=None if fault is None else within + fault,
+            note=None if note is None else within + note,
+        )
+
+    async def _judged(self, image: int | str) -> tuple[str | None, str | None]:
+        """Return what is wrong with the image, and what is to be known of it. Raises CloudError."""
+        if isinstance(image, int):
+            every = [(await self._call(_AnImage, "GET", f"images/{image}")).image]
+        else:
+            every = list((await self._call(_Images, "GET", "images", {"name": image})).images)
+        if not every:
+            raise CloudAway(f"there is no image of the name {image}")
+        # Hetzner's own images have one of each name for each architecture.
+        fitting = [one for one in every if one.architecture == _ARCHITECTURE]
+        if not fitting:
+            return f"it is for {every[0].architecture}, and machines are of {_ARCHITECTURE}", None
+        if fitting[0].status != "available":
+            return f"it is {fitting[0].status}: wait, or write the id of another snapshot", None
+        if fitting[0].type != "snapshot":
+            note = f"it is of the type {fitting[0].type}: only an image of Fairlead becomes a node"
+            return None, note
+        return None, None
+
+    async def _keys_there(self) -> list[Examined]:
+        return [
+            await self._there("ssh_keys", f"SSH key {key}", self._key(key))
+            for key in self._config.ssh_keys
+        ]
+
+    async def _key(self, key: int | str) -> None:
+        """Raises CloudError."""
+        if isinstance(key, int):
+            await self._call(_Nothing, "GET", f"ssh_keys/{key}")
+        elif not (await self._call(_Keys, "GET", "ssh_keys", {"name": key})).ssh_keys:
+            raise CloudAway(f"there is no SSH key of the name {key}")
+
+    async def _networks_there(self) -> list[Examined]:
+        return [
+            await self._there(
+                "networks", f"network {one}", self._call(_Nothing, "GET", f"networks/{one}")
+            )
+            for one in self._config.networks
+        ]
+
+    async def _firewalls_there(self) -> list[Examined]:
+        rules: list[_Rule] = []
+
+        async def read(firewall: int) -> None:
+            rules.extend(
+                (await self._call(_AFirewall, "GET", f"firewalls/{firewall}")).firewall.rules
+            )
+
+        found = [
+            await self._there("firewalls", f"firewall {one}", read(one))
+            for one in self._config.firewalls
+        ]
+        is_known = bool(found) and all(one.fault is None for one in found)
+        # What any of them lets in comes in. Hetzner asks none of them in a private network.
+        is_shut = self._config.is_public and not any(one.lets_in(_SSH_PORT) for one in rules)
+        if is_known and is_shut:
+            fault = (
+                f"providers.{self._name}.firewalls: no rule lets TCP port {_SSH_PORT} in, so the "
+                f"controller reaches no machine: add one for the controller's address"
+            )
+            found.append(Examined(what="rules of the firewalls", fault=fault))
+        return found
+
+    async def _there(self, field: str, what: str, call: Awaitable[object]) -> Examined:
+        """Return whether what the field names is in the project."""
+        try:
+            await call
+        except CloudError as error:
+            fix = "name one of this project, or take it out"
+            return Examined(what=what, fault=f"providers.{self._name}.{field}: {error}: {fix}")
         return Examined(what=what)
 
     def _place(self, server: _Server) -> Place | None:
@@ -436,10 +547,10 @@ def _name_of(order: Order) -> str:
     return order.name[: _MAX_NAME - len(end)] + end
 
 
-def _refusal(what: str, status: int, body: bytes) -> CloudError:
+def _refusal(name: str, what: str, status: int, body: bytes) -> CloudError:
     try:
         content = decoder_of(_ErrorAnswer).decode(body).error
-    # A proxy on the way answers with a page of its own.
+    # A proxy on the way, or another server at `endpoint`, answers with a page of its own.
     except msgspec.MsgspecError:
         content = _ErrorContent()
     code = content.code
@@ -457,6 +568,9 @@ def _refusal(what: str, status: int, body: bytes) -> CloudError:
         return _NameTaken(text)
     if code == _NOT_FOUND:
         return _NotFound(text)
-    if status >= _FIRST_SERVER_ERROR or not code or code in _OPEN:
+    if status >= _FIRST_SERVER_ERROR or code in _OPEN:
         return CloudAway(text)
+    if not code:
+        why = f"{what}: status {status}, in words that are not of Hetzner's API"
+        return CloudAway(f"{why}: see to providers.{name}.endpoint, and to proxies on the way")
     return Refused(text)

@@ -17,6 +17,7 @@ from controller.aio import Backoff, Flag, Slot, Slots
 from controller.clock import Chance, Clock
 from controller.lifecycle import reports
 from controller.lifecycle.inventory import NodeFailure
+from controller.lifecycle.machines.model import MachineStatus
 from controller.lifecycle.model import Node, NodeAddress, NodeStatus
 from controller.links.base import NodeConnection, NodeLink, ShimApi
 from controller.nodes.host_keys import FreshHostKey
@@ -275,6 +276,9 @@ class NodeSession:
         self._silence.probe_failed()
         self._report_disconnected(True)
         status = self._silence.verdict(node.status, refused=refused)
+        if self._boots() and not refused:
+            # It was never there, so nothing is lost with it; its boot has a limit of its own.
+            status = NodeStatus.CONNECTING
         was_up = node.status is not NodeStatus.LOST
         # A turn that was under way may have placed a job there, which the first report missed.
         if status is NodeStatus.LOST and (was_up or self._has_live_attempts()):
@@ -292,6 +296,12 @@ class NodeSession:
             seen = self._clock.now() - self._silence.seconds
         changed = msgspec.structs.replace(node, status=status, message=message, last_seen_at=seen)
         self._pipeline.set_node(changed, self._node_id)
+
+    def _boots(self) -> bool:
+        """Return whether it is a rented machine that is no node yet."""
+        rentals = self._pipeline.rentals
+        machine = None if rentals is None else rentals.committed.get(self._node_id)
+        return machine is not None and machine.status is MachineStatus.PROVISIONING
 
     def _has_live_attempts(self) -> bool:
         return any(

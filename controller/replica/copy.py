@@ -17,7 +17,7 @@ from controller.metric_history import MetricHistory
 from controller.outputs.store import OutputStore
 from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.followed_runs import FollowedRentals, FollowedRuns
-from controller.pipelines.renting.settings import RentalSettings
+from controller.pipelines.renting.settings import RentalSettings, has_rented
 from controller.replica.alone import Absent, AtLeader, ask_leader
 from controller.replica.parts import (
     FollowedGateways,
@@ -116,7 +116,7 @@ class Copy:
 def _rentals(
     placement: JobSubmittedPipeline, snapshot: Snapshot, chance: Chance, chosen: Chosen
 ) -> FollowedRentals | None:
-    if not chosen.providers:
+    if not chosen.providers and not has_rented(snapshot.machines, snapshot.fleets):
         return None
     settings = RentalSettings(
         installation="",

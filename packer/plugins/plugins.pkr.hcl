@@ -13,6 +13,10 @@ packer {
       source  = "github.com/hashicorp/googlecompute"
       version = ">= 1.1.0"
     }
+    hcloud = {
+      source  = "github.com/hetznercloud/hcloud"
+      version = ">= 1.2.0"
+    }
     azure = {
       source  = "github.com/hashicorp/azure"
       version = ">= 2.1.0"

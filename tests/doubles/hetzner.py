@@ -15,6 +15,9 @@ from tests.doubles.serving import served
 
 TOKEN = "canary-of-hetzner"
 IMAGE = 4711
+NAMED_IMAGE = "fairlead-node"
+"""A name for an image with one of each architecture, as all of Hetzner's own have."""
+SSH_RULE = {"direction": "in", "protocol": "tcp", "port": "22", "source_ips": ["0.0.0.0/0"]}
 _TYPES = (
     ("cx22", 2, 4.0, 40, "x86", None, 0.006),
     ("ccx63", 48, 192.0, 960, "x86", None, 0.5),
@@ -37,8 +40,13 @@ class HetznerDouble:
     def __init__(self) -> None:
         self.url = ""
         self.tokens = {TOKEN}
-        self.firewalls = {7}
+        self.firewalls: dict[int, list[dict[str, Any]]] = {7: [dict(SSH_RULE)]}
+        """Their rules, by id."""
+        self.networks = {1}
+        self.ssh_keys = {5: "operator"}
+        """Their names, by id."""
         self.image_type = "snapshot"
+        self.image_status = "available"
         self.servers: dict[int, dict[str, Any]] = {}
         self.calls: Counter[tuple[str, str]] = Counter()
         self.wishes: list[dict[str, Any]] = []
@@ -57,8 +65,12 @@ class HetznerDouble:
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/server_types", self._server_types)
+        app.router.add_get("/images", self._images)
         app.router.add_get("/images/{id}", self._image)
         app.router.add_get("/firewalls/{id}", self._firewall)
+        app.router.add_get("/networks/{id}", self._network)
+        app.router.add_get("/ssh_keys", self._keys)
+        app.router.add_get("/ssh_keys/{id}", self._key)
         app.router.add_get("/servers", self._list)
         app.router.add_post("/servers", self._create)
         app.router.add_delete("/servers/{id}", self._delete)
@@ -100,15 +112,47 @@ class HetznerDouble:
         ]
         return self._paged(request, "server_types", types)
 
+    async def _images(self, request: web.Request) -> web.Response:
+        named = [
+            {"id": 11 + at, "type": "system", "status": "available", "architecture": one}
+            for at, one in enumerate(("arm", "x86"))
+        ]
+        found = named if request.query.get("name") == NAMED_IMAGE else []
+        return self._paged(request, "images", found)
+
     async def _image(self, request: web.Request) -> web.Response:
         if int(request.match_info["id"]) != IMAGE:
             return _error(HetznerFailure(404, "not_found", "image not found"))
-        return web.json_response({"image": {"id": IMAGE, "type": self.image_type}})
+        image = {
+            "id": IMAGE,
+            "type": self.image_type,
+            "status": self.image_status,
+            "architecture": "x86",
+        }
+        return web.json_response({"image": image})
 
     async def _firewall(self, request: web.Request) -> web.Response:
-        if int(request.match_info["id"]) not in self.firewalls:
+        number = int(request.match_info["id"])
+        if number not in self.firewalls:
             return _error(HetznerFailure(404, "not_found", "firewall not found"))
-        return web.json_response({"firewall": {"id": int(request.match_info["id"])}})
+        return web.json_response({"firewall": {"id": number, "rules": self.firewalls[number]}})
+
+    async def _network(self, request: web.Request) -> web.Response:
+        number = int(request.match_info["id"])
+        if number not in self.networks:
+            return _error(HetznerFailure(404, "not_found", "network not found"))
+        return web.json_response({"network": {"id": number}})
+
+    async def _keys(self, request: web.Request) -> web.Response:
+        name = request.query.get("name")
+        found = [{"id": one} for one, its in self.ssh_keys.items() if name in (None, its)]
+        return self._paged(request, "ssh_keys", found)
+
+    async def _key(self, request: web.Request) -> web.Response:
+        number = int(request.match_info["id"])
+        if number not in self.ssh_keys:
+            return _error(HetznerFailure(404, "not_found", "SSH key not found"))
+        return web.json_response({"ssh_key": {"id": number}})
 
     async def _list(self, request: web.Request) -> web.Response:
         chosen = list(self.servers.values())
@@ -137,7 +181,7 @@ class HetznerDouble:
     async def _create(self, request: web.Request) -> web.StreamResponse:
         wish = await request.json()
         self.wishes.append(wish)
-        if str(wish["image"]) != str(IMAGE):
+        if str(wish["image"]) not in (str(IMAGE), NAMED_IMAGE):
             return _error(HetznerFailure(404, "not_found", "image not found"))
         if any(one["name"] == wish["name"] for one in self.servers.values()):
             return _error(HetznerFailure(409, "uniqueness_error", "server name is already used"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError
 
 from controller.clouds.base import (
     CloudAway,
@@ -127,6 +127,9 @@ def refusal(error: BotoCoreError | ClientError, what: str) -> CloudError:
     if not isinstance(error, ClientError):
         if type(error).__name__ in _WITHOUT_KEYS:
             return Unauthorized(f"{what}: {error}")
+        if isinstance(error, EndpointConnectionError):
+            where = error.kwargs["endpoint_url"]
+            return CloudAway(f"{what}: nothing answers at {where}"[:_MAX_SHOWN])
         return CloudAway(f"{what}: {error}"[:_MAX_SHOWN])
     code = code_of(error)
     message = _ENCODED.sub("", str(error.response.get("Error", {}).get("Message", "")))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import google.auth
 import google.auth.transport.requests
@@ -79,7 +80,7 @@ class Calls:
             except OSError as error:
                 raise CloudAway(f"credentials: {error.strerror or error}"[:_MAX_SHOWN]) from None
             except TransportError as error:
-                raise CloudAway(f"credentials: {_first_line(error)}") from None
+                raise CloudAway(f"credentials: {_why_away(error)}") from None
             except (GoogleAuthError, ValueError) as error:
                 if self._file is None and not isinstance(error, MalformedError):
                     raise Unauthorized(f"credentials: {error}"[:_MAX_SHOWN]) from None
@@ -112,6 +113,17 @@ class Calls:
         return service_account.Credentials.from_service_account_file(  # type: ignore[no-untyped-call]
             str(self._file), scopes=_SCOPES
         )
+
+
+def _why_away(error: TransportError) -> str:
+    """Return why the server of tokens gave no answer, without the words of the HTTP libraries."""
+    request = getattr(error.__cause__, "request", None)
+    where = urlsplit(getattr(request, "url", None) or "").netloc
+    if not where:
+        return _first_line(error)
+    if isinstance(error.__cause__, requests.exceptions.SSLError):
+        return f"the certificate of {where} is not trusted"
+    return f"there is no connection to {where}"
 
 
 def _first_line(error: Exception) -> str:

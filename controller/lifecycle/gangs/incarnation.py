@@ -29,6 +29,7 @@ from controller.lifecycle.membership.ranks import (
     was_there,
 )
 from controller.lifecycle.model import Allocation, Attempt, Job, Run, RunState
+from controller.lifecycle.renting_reasons import BuysMachine
 from controller.lifecycle.runs.schedules import waits_for_trigger
 from fairlead.model.reasons import RetryEvent, SwitchReason
 from fairlead.model.statuses import (
@@ -95,12 +96,12 @@ class Gathering(msgspec.Struct, frozen=True, kw_only=True):
     """A gang that holds allocations and is not whole.
 
     `waits_for`: the ranks that are not there, each with what it does. `gives_up_at`: when the gang
-    gives its allocations up if there is no progress.
+    gives its allocations up if there is no progress; None: not while a machine for it is on order.
     """
 
     ranks: int
     waits_for: tuple[str, ...]
-    gives_up_at: float
+    gives_up_at: float | None
 
     def __str__(self) -> str:
         there = self.ranks - len(self.waits_for)
@@ -119,7 +120,7 @@ def since(run: Run, jobs: Sequence[Job]) -> float | None:
 def deadline(run: Run, jobs: Sequence[Job]) -> float | None:
     """Return when the gang must be whole or make progress; None: it is whole, or no deadline counts
     now."""
-    if run.suspended or phase(run, jobs) is not Phase.GATHERING or since(run, jobs) is None:
+    if not _gathers(run, jobs) or _awaits_machine(run, jobs):
         return None
     times = [
         at
@@ -130,10 +131,23 @@ def deadline(run: Run, jobs: Sequence[Job]) -> float | None:
     return max(*times, run.resumed_at or 0.0) + run.policy.limits.reincarnation_timeout
 
 
+def _gathers(run: Run, jobs: Sequence[Job]) -> bool:
+    gathers = not run.suspended and phase(run, jobs) is Phase.GATHERING
+    return gathers and since(run, jobs) is not None
+
+
+def _awaits_machine(run: Run, jobs: Sequence[Job]) -> bool:
+    """Return whether a rank waits for a machine that is on order. That has a limit of its own; a
+    gang that gave up before would wait for the same machine, and lose its place meanwhile."""
+    return any(
+        attempt.status is AttemptStatus.SUBMITTED and isinstance(attempt.renting, BuysMachine)
+        for attempt in ranked_attempts(run, jobs)
+    )
+
+
 def gathering(run: Run, jobs: Sequence[Job]) -> Gathering | None:
-    """Return the state of a gang that gathers; None while no deadline counts."""
-    gives_up_at = deadline(run, jobs)
-    if gives_up_at is None:
+    """Return the state of a gang that gathers; None: it does not, or is suspended."""
+    if not _gathers(run, jobs):
         return None
     ranked = {attempt.job_id: attempt for attempt in ranked_attempts(run, jobs)}
     wanted = [(job, ranked[job.id]) for job in jobs if job.id in ranked and not job.abandoned]
@@ -144,12 +158,14 @@ def gathering(run: Run, jobs: Sequence[Job]) -> Gathering | None:
             for job, attempt in wanted
             if not was_there(run, job)
         ),
-        gives_up_at=gives_up_at,
+        gives_up_at=deadline(run, jobs),
     )
 
 
 def _doing(attempt: Attempt) -> str:
     match attempt.status:
+        case AttemptStatus.SUBMITTED if isinstance(attempt.renting, BuysMachine):
+            return "waits for a machine that is on order"
         case AttemptStatus.SUBMITTED:
             return "has no allocation"
         case AttemptStatus.PULLING:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
-from controller.lifecycle.inventory import Spending
+from controller.lifecycle.inventory import Fleet, Spending
+from controller.lifecycle.machines.model import Machine
 
 
 class Pinned(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,3 +31,9 @@ class RentalSettings(msgspec.Struct, frozen=True, kw_only=True):
     providers: frozenset[str] | None = None
     setups: Mapping[str, str] = {}
     """A digest of what the controller's file says of each provider."""
+
+
+def has_rented(machines: Collection[Machine], fleets: Iterable[Fleet]) -> bool:
+    """Return whether there are machines on record, or fleets that would rent some: what is left of
+    them matters also when the controller's file names no provider any more."""
+    return bool(machines) or any(one.machines is not None for one in fleets)

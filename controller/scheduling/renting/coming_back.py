@@ -1,4 +1,4 @@
-"""What will wait because its provider takes its machine back, while its attempts still stop.
+"""What will wait because its machine is lost, while its attempts still stop.
 
 A single job comes back by itself. A gang comes back as it will be once its next incarnation has
 begun: its spare jobs take over ranks first, and what survives is kept. So nothing is ordered that
@@ -49,8 +49,8 @@ def without_freed(index: CapacityIndex, unit: Unit) -> Unit | None:
 
 
 def _of_gang(index: CapacityIndex, state: RunState, now: float) -> Unit | None:
-    """Return the ranks that will wait for room; None: none will, or there is no recall."""
-    if not any(_is_recalled(index, job) for job in state.jobs):
+    """Return the ranks that will wait for room; None: none will, or no machine is lost."""
+    if not any(_is_lost(index, job) for job in state.jobs):
         return None
     begun = incarnation.as_begun(state, now, _context(index, state))
     units = waiting_units(begun, index.needs)
@@ -64,16 +64,22 @@ def _of_gang(index: CapacityIndex, state: RunState, now: float) -> Unit | None:
 
 
 def _leaves_room(index: CapacityIndex, job: Job) -> bool:
-    node_id = job.attempts[-1].node_id if job.attempts else None
-    return node_id is not None and _may_keep(index, node_id)
+    """Return whether the job may be placed again where it was."""
+    node = index.nodes.get(job.attempts[-1].node_id or "") if job.attempts else None
+    # The node of a machine that is gone is cordoned until its provider confirms that.
+    return node is not None and not node.cordoned and _may_keep(index, node.id)
 
 
-def _is_recalled(index: CapacityIndex, job: Job) -> bool:
+def _is_lost(index: CapacityIndex, job: Job) -> bool:
+    """Return whether the job's machine is taken back, or is gone without notice."""
     if not job.attempts:
         return False
     last = job.attempts[-1]
     # A recall may find attempts that end already, with the switch after another one's end.
-    return _is_taken_back(index, last) or last.reason is Reason.INTERRUPTED_BY_NO_CAPACITY
+    return _is_taken_back(index, last) or last.reason in _LOST_MACHINE
+
+
+_LOST_MACHINE = frozenset({Reason.INTERRUPTED_BY_NO_CAPACITY, Reason.INSTANCE_UNREACHABLE})
 
 
 def _is_taken_back(index: CapacityIndex, attempt: Attempt) -> bool:

@@ -37,12 +37,12 @@ from controller.scheduling.renting.answers import HELD, ORDERED, Answer, changed
 from controller.scheduling.renting.coming_back import coming_back, stops_now, without_freed
 from controller.scheduling.renting.fleet_offers import (
     FleetOffers,
+    InTurn,
     lost_a_spot_machine,
     lost_spot_machines,
     policy_of,
 )
 from controller.scheduling.renting.gang_turns import GangTurns
-from controller.scheduling.renting.left_out import MAX_TRIES
 from controller.scheduling.renting.machine_bins import Bin, Plan, empty_bin, room_after
 from controller.scheduling.renting.machine_pool import MachinePool
 from controller.scheduling.trial_capacity import TrialCapacity
@@ -320,13 +320,12 @@ class _Look:
         self, fleet: Fleet, need: Need, user: str, *, on_demand_first: bool = False
     ) -> Offer | MachineReason:
         """Return the first offer that may be bought for the need, or why there is none."""
-        fitting = self._market.fitting(fleet, need)
-        if not isinstance(fitting, list):
-            return fitting
-        ordered = market.in_order(fitting, on_demand_first=on_demand_first)
-        open_ = self._market.open(self._market.tried(ordered)[:MAX_TRIES])
+        offers = self._market.in_turn(fleet, need, on_demand_first=on_demand_first)
+        if not isinstance(offers, InTurn):
+            return offers
+        open_ = offers.open
         if not open_:
-            return self._market.none_now(fleet, ordered)
+            return self._market.none_now(fleet, offers.ordered)
         refuses = self._purses.refuses
         affordable = (one for one in open_ if refuses(fleet.name, user, [one]) is None)
         if (chosen := next(affordable, None)) is not None:
@@ -416,18 +415,18 @@ class _Look:
 
     def _keep_least(self, fleet: Fleet) -> None:
         purse, policy = self._purses.fleet(fleet.name), policy_of(fleet)
+        if purse.count >= policy.min:
+            return
+        fitting = self._market.fitting(fleet, None)
+        if not isinstance(fitting, list):
+            return
+        open_ = self._market.open(market.in_order(fitting))
+        refuses = self._purses.refuses
         while purse.count < policy.min:
-            chosen = self._market.fitting(fleet, None)
-            if not isinstance(chosen, list):
+            affordable = (one for one in open_ if refuses(fleet.name, None, [one]) is None)
+            if (chosen := next(affordable, None)) is None:
                 return
-            open_ = [
-                one
-                for one in self._market.open(market.in_order(chosen))
-                if self._purses.refuses(fleet.name, None, [one]) is None
-            ]
-            if not open_:
-                return
-            self._buy(fleet, open_[0], None)
+            self._buy(fleet, chosen, None)
 
     def _buy(self, fleet: Fleet, offer: Offer, unit: Unit | None) -> Bin:
         bin_ = empty_bin(fleet, offer)

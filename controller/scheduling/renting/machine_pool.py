@@ -51,6 +51,7 @@ class MachinePool:
         self._first: dict[Need, int] = {}
         """The first bin that may hold a need: bins only fill up during a look."""
         self._joined: dict[str, list[Bin]] = {}
+        self._offered_where: dict[tuple[str, str], _Where | None] = {}
         self._kept_for: set[Need] = set()
         """Needs for which all is kept that is on order."""
 
@@ -99,7 +100,7 @@ class MachinePool:
         bins = [*(one for one in self._bins if one.fleet is fleet), *self.joined_in(fleet)]
         places: dict[_Where | None, tuple[list[Bin], list[Offer]]] = {}
         for offer in offers:
-            where = self._where(empty_bin(fleet, offer))
+            where = self._where_offered(fleet, offer)
             places.setdefault(where, ([], []))[1].append(offer)
         for one in bins:
             places.setdefault(self._where(one), ([], []))[0].append(one)
@@ -114,6 +115,12 @@ class MachinePool:
         has none."""
         domain = domain_of(bin_.room.node, self._index.fleets)
         return None if domain is None else (bin_.offer.place, domain)
+
+    def _where_offered(self, fleet: Fleet, offer: Offer) -> _Where | None:
+        key = fleet.name, offer.key
+        if key not in self._offered_where:
+            self._offered_where[key] = self._where(empty_bin(fleet, offer))
+        return self._offered_where[key]
 
     def joined_in(self, fleet: Fleet) -> list[Bin]:
         """Return the fleet's machines that are nodes, with what they have free."""

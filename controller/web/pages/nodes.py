@@ -334,6 +334,7 @@ async def list_nodes(visit: Visit) -> Page:
     query = MachinesQuery(limit=PAGE_OF_NODES)
     rented = await list_machines(visit.as_call(query=query))
     all_rented = visit.service.machines.rented.all()
+    per_hour = money(sum(one.offer.price for one in all_rented)) if visit.is_admin else None
     return Page(
         template="nodes.html",
         title="Nodes",
@@ -346,7 +347,8 @@ async def list_nodes(visit: Visit) -> Page:
             "machines": [machine_row(one) for one in rented.machines],
             "are_more_machines": rented.next_cursor is not None,
             "rented": len(all_rented),
-            "per_hour": money(sum(one.offer.price for one in all_rented)),
+            # What all spend together is for admins, as in `fairlead cost`.
+            "per_hour": per_hour,
         },
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import msgspec
 
 from common.refusals import Invalid
@@ -9,16 +11,19 @@ from controller.api.accounts import users as api
 from controller.api.http.paging import PageQuery
 from controller.lifecycle.model import Band, Role
 from controller.service.accounts.rights import require_admin
+from controller.store.accounts import StoredToken
 from controller.web.page import Done, Page, PageRoute, Visit
 from fairlead.documents.accounts import TokenView, UserView
 
-_MOST = 1000
+PAGE_OF_USERS = 1000
+MAX_TOKENS = 20
+"""Of one user. Programs can make any number of them."""
 HERE = "/dashboard/users"
 
 
 class UserRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`other_role`: the role that a button gives; `grants`: whether the button gives or takes the
-    production band."""
+    """`other_role`: the role that a button gives; `has_production`: whether the button gives or
+    takes the production band. `more_tokens`: how many the page does not list."""
 
     name: str
     role: str
@@ -26,12 +31,17 @@ class UserRow(msgspec.Struct, frozen=True, kw_only=True):
     bands: str
     has_production: bool
     tokens: tuple[TokenView, ...]
+    more_tokens: int
     is_caller: bool
 
 
 def user_rows(
-    users: tuple[UserView, ...], tokens: tuple[TokenView, ...], caller: str
+    users: Sequence[UserView], tokens: Iterable[StoredToken], caller: str
 ) -> tuple[UserRow, ...]:
+    """`tokens`: those of all users, the oldest of each first."""
+    own: dict[str, list[StoredToken]] = {}
+    for token in tokens:
+        own.setdefault(token.user, []).append(token)
     return tuple(
         UserRow(
             name=user.name,
@@ -39,7 +49,8 @@ def user_rows(
             other_role=(Role.USER if user.role is Role.ADMIN else Role.ADMIN).value,
             bands=", ".join(band.value for band in user.bands) or "none",
             has_production=Band.PRODUCTION in user.bands,
-            tokens=tuple(token for token in tokens if token.user == user.name),
+            tokens=tuple(map(api.token_view, own.get(user.name, [])[-MAX_TOKENS:])),
+            more_tokens=max(0, len(own.get(user.name, ())) - MAX_TOKENS),
             is_caller=user.name == caller,
         )
         for user in users
@@ -48,13 +59,18 @@ def user_rows(
 
 async def list_people(visit: Visit) -> Page:
     require_admin(visit.user, "see the users")
-    users = await api.list_users(visit.as_call(query=PageQuery(limit=_MOST)))
-    tokens = await api.list_tokens(visit.as_call(query=api.TokensQuery(limit=_MOST)))
+    users = await api.list_users(visit.as_call(query=PageQuery(limit=PAGE_OF_USERS)))
+    # All of them: a page of tokens would be in the order of their ids, and leave users without.
+    tokens = visit.service.accounts.users.tokens(None, by=visit.user)
     return Page(
         template="users.html",
         title="Users and tokens",
         section="Users",
-        context={"users": user_rows(users.users, tokens.tokens, visit.user.name), "made": None},
+        context={
+            "users": user_rows(users.users, tokens, visit.user.name),
+            "are_more": users.next_cursor is not None,
+            "made": None,
+        },
     )
 
 

@@ -20,7 +20,7 @@ GOOD = {"provider": "lab", "nodes": "0..2"}
     ("body", "shape"),
     [
         ({"machines": GOOD}, (400, "invalid", "machines.provider")),
-        ({"machines": {}}, (400, "invalid_configuration", "machines.nodes")),
+        ({"machines": {}}, (400, "invalid_configuration", "machines.provider")),
         (
             {"machines": {**GOOD, "nodes": {"min": 3, "max": 2}}},
             (400, "invalid_configuration", "machines.nodes"),
@@ -37,9 +37,7 @@ async def test_what_could_rent_nothing_is_refused_with_its_field(
 ) -> None:
     async with api.put("/v1/fleets/default/machines", json=body) as answer:
         status, code, field = await shape_of(answer)
-    assert (status, code) == shape[:2]
-    assert field is not None
-    assert field.startswith(shape[2].partition(".")[0])
+    assert (status, code, field) == shape
 
 
 async def test_a_fleet_with_an_unknown_provider_is_not_added(api: TestClient[Any, Any]) -> None:

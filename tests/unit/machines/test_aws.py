@@ -6,12 +6,14 @@ import base64
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import botocore.session
 import msgspec
 import pytest
 
+from controller.clouds.aws import cloud as aws_cloud
 from controller.clouds.aws.cloud import MAX_USER_DATA, AwsCloud
 from controller.clouds.aws.instances import disks_of, image_of
 from controller.clouds.base import (
@@ -23,6 +25,7 @@ from controller.clouds.base import (
     Throttled,
     Unauthorized,
 )
+from controller.clouds.pace import Pace
 from controller.lifecycle.machines.model import Offer, Reach
 from controller.provider_config.aws import AwsProvider, AwsRegion
 from tests.support.cloud_contract import CloudContract, ended, installation, order_of
@@ -235,6 +238,33 @@ async def test_a_list_has_all_pages_of_all_regions(world: Ec2World, installation
         made.add((await world.cloud.create(order)).instance_id)
     assert {one.instance_id for one in await world.cloud.list_tagged(installation)} == made
     assert set(await world.cloud.describe(sorted(made))) == made
+
+
+async def test_each_question_about_a_regions_machines_keeps_its_pace(
+    world: Ec2World, account: Account, installation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[float] = []
+
+    class Counted(Pace):
+        def __init__(self, every: float) -> None:
+            self._every_of = every
+            super().__init__(0.0)
+
+        @asynccontextmanager
+        async def turn(self) -> AsyncIterator[None]:
+            turns.append(self._every_of)
+            async with super().turn():
+                yield
+
+    monkeypatch.setattr(aws_cloud, "Pace", Counted)
+    cloud = AwsCloud("aws-eu", AwsProvider(regions=account.regions, endpoint=world.front.url))
+    world.front.calls.clear()
+    await cloud.list_tagged(installation)
+    await cloud.describe([f"{REGION}/i-0123456789abcdef0"])
+    await cloud.close()
+    asked = {("DescribeInstances", REGION): 2, ("DescribeInstances", OTHER): 1}
+    assert world.front.calls == asked
+    assert turns == [5.0] * 3
 
 
 async def test_a_region_that_does_not_answer_leaves_no_list(
@@ -549,6 +579,14 @@ def test_a_controller_without_such_a_provider_loads_nothing_of_it() -> None:
         "for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+async def test_an_endpoint_at_which_nothing_answers_is_told_by_its_url(account: Account) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    cloud = AwsCloud("aws-eu", AwsProvider(regions=account.regions, endpoint=url))
+    with pytest.raises(CloudAway, match=f"^describe_instances in .*: nothing answers at {url}/$"):
+        await cloud.list_tagged("here")
+    await cloud.close()
 
 
 async def test_an_examination_makes_nothing_and_names_what_is_missing(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from controller.lifecycle.attempts import limits
 from controller.lifecycle.inventory import Budget, Fleet, Spot
 from controller.lifecycle.machines.market import Market
-from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
+from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Offer
 from controller.lifecycle.model import (
     Constraint,
     Group,
@@ -24,7 +24,9 @@ from controller.lifecycle.model import (
 from controller.lifecycle.renting_reasons import BuysMachine
 from controller.lifecycle.reports import Tick
 from controller.scheduling.index import COMES_BACK_SECONDS
+from controller.scheduling.renting import fleet_offers
 from controller.scheduling.renting.demand import Demand, demand
+from controller.scheduling.renting.machine_bins import Bin, empty_bin
 from fairlead.model.needs import CreationPolicy, RentLimits, SpotPolicy
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import RunStatus
@@ -575,3 +577,20 @@ def test_a_job_without_a_machine_ends_after_its_limit(
     assert job.attempts[-1].reason is Reason.FAILED_TO_START_DUE_TO_NO_CAPACITY
     assert len(job.attempts) == 1
     assert cluster.states[nothing.run_id].run.status in (RunStatus.TERMINATING, RunStatus.FAILED)
+
+
+def test_offers_are_looked_at_once_however_many_machines_are_ordered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[str] = []
+
+    def counting(burst: Fleet, one: Offer) -> Bin:
+        looked.append(one.key)
+        return empty_bin(burst, one)
+
+    monkeypatch.setattr(fleet_offers, "empty_bin", counting)
+    market = shop(*(offer(f"t{number}", price=1.0 + number) for number in range(100)))
+    found = look(waiting(40, fleet(max=40), cpu=4.0), market)
+    assert types(found) == ["t0"] * 40
+    # 40 orders among 100 offers: else each machine of a large order held up the turn for longer.
+    assert len(looked) == 100

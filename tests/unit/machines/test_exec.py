@@ -203,7 +203,19 @@ async def test_a_refusal_holds_for_what_the_program_says(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("print('no json')", r"the program of `providers\.lab` \(create\) gave a wrong answer"),
+        (
+            "print('no json')",
+            r"^the program of `providers\.lab` \(create\) gave a wrong answer: JSON is malformed: "
+            r"invalid character \(byte \d\) \(it begins with 'no json'\); it must answer with one "
+            r"JSON object \(docs/machines\.md\)$",
+        ),
+        ("print(); sys.exit(0)", r"\(create\) wrote nothing to its standard output; it must"),
+        ("sys.exit(0)", r"\(create\) wrote nothing to its standard output; it must"),
+        ("print('null')", r"Expected `object`, got `null` .*\(it begins with 'null'\)"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            "was killed by signal 9: it wrote nothing to standard error$",
+        ),
         (r"""print('{"id": "i\\n1"}')""", r"of one line without control characters - at `\$\.id`"),
         ("print('{}')", "missing required field `id`"),
         ("sys.exit('the account is closed')", "ended with status 1: the account is closed"),
@@ -262,6 +274,29 @@ async def test_a_long_message_is_cut_and_a_long_wait_is_wrong(tmp_path: Path) ->
 async def test_an_answer_that_cannot_be_read_is_a_wrong_one(tmp_path: Path, body: str) -> None:
     with pytest.raises(CloudAway, match="gave a wrong answer"):
         await cloud(tmp_path, body).offers()
+
+
+async def test_an_answer_that_is_no_json_shows_its_beginning_alone(tmp_path: Path) -> None:
+    with pytest.raises(CloudAway) as caught:
+        await cloud(tmp_path, "print(chr(27) + 'x' * 10_000_000)").offers()
+    assert f"(it begins with '{'x' * 80}')" in str(caught.value)
+
+
+async def test_a_beginning_shows_no_half_of_a_key(tmp_path: Path) -> None:
+    secret = "k" * 70
+    order = msgspec.structs.replace(ORDER, user_data=f"#cloud-config\nkey: {secret}\n")
+    with pytest.raises(CloudAway) as caught:
+        await cloud(tmp_path, "print('it has got this: ' + wish['user_data'])").create(order)
+    assert "it has got this: #cloud-config key: ***" in str(caught.value)
+
+
+async def test_more_offers_than_the_queue_can_be_looked_at_with_are_a_wrong_answer(
+    tmp_path: Path,
+) -> None:
+    size = {"price": 1.0, "cpu": 4, "memory_gib": 16, "disk_gib": 100}
+    one = {"instance_type": "small", "region": "north", **size}
+    with pytest.raises(CloudAway, match=r"wrong answer: .*length <= 10000"):
+        await answering(tmp_path, {"offers": [one] * 10_001}).offers()
 
 
 async def test_a_program_that_never_ceases_to_write_is_ended(tmp_path: Path) -> None:
@@ -326,7 +361,7 @@ async def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
 async def test_a_program_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
     body = "import subprocess; subprocess.run(['sleep', '600'])"
     async with asyncio.timeout(LONG):
-        with pytest.raises(CloudAway, match=r"took more than 0\.5 s"):
+        with pytest.raises(CloudAway, match=r"took more than 0\.5 s \(`providers\.lab\.timeout`\)"):
             await cloud(tmp_path, body, timeout=0.5).offers()
 
 

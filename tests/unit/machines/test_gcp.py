@@ -30,6 +30,7 @@ from controller.provider_config.gcp import GcpProvider, GcpRegion
 from tests.doubles.gcp import IMAGE, PROJECT, GcpDouble, gcp
 from tests.doubles.google_apis import GoogleFailure, Method, WrongRequest
 from tests.support.cloud_contract import CloudContract, ended, installation, order_of
+from tests.support.ssh_daemon import free_port
 from tests.unit.machines.parts import GIB
 
 __all__ = ["installation"]
@@ -575,6 +576,11 @@ async def test_credentials_that_do_not_work_are_told_without_them(
         await cloud.offers()
     file.unlink()
     with pytest.raises(CloudAway, match="No such file") as gone:
+        await cloud.offers()
+    port = free_port()
+    file.write_text(content.replace(f"{world.other_side.url}/token", f"http://127.0.0.1:{port}/t"))
+    away = f"^credentials: there is no connection to 127\\.0\\.0\\.1:{port}$"
+    with pytest.raises(CloudAway, match=away):
         await cloud.offers()
     file.write_text(content.replace("/token", "/nothing"))
     with pytest.raises(CloudError) as refused:

@@ -12,6 +12,7 @@ import pytest
 from controller.clouds.base import (
     CloudAway,
     CloudError,
+    Examined,
     NoCapacity,
     QuotaReached,
     Refused,
@@ -21,7 +22,15 @@ from controller.clouds.base import (
 from controller.clouds.hetzner import MAX_USER_DATA, HetznerCloud
 from controller.lifecycle.machines.model import Offer, Reach
 from controller.provider_config.hetzner import HetznerProvider
-from tests.doubles.hetzner import IMAGE, TOKEN, HetznerDouble, HetznerFailure, hetzner
+from tests.doubles.hetzner import (
+    IMAGE,
+    NAMED_IMAGE,
+    SSH_RULE,
+    TOKEN,
+    HetznerDouble,
+    HetznerFailure,
+    hetzner,
+)
 from tests.support.cloud_contract import CloudContract, installation, order_of
 from tests.unit.machines.parts import GIB
 
@@ -143,7 +152,7 @@ async def test_a_new_token_of_the_same_project_changes_nothing(tmp_path: Path) -
             await cloud.account()
         other_side.tokens = {"rotated"}
         assert await cloud.account() == "firewall-7"
-        other_side.firewalls = set()
+        other_side.firewalls = {}
         assert await cloud.account() == "firewall-7"  # It is asked for once for each token.
         settings.token_file.write_text(TOKEN)
         other_side.tokens = {TOKEN}
@@ -155,7 +164,7 @@ async def test_a_project_without_things_of_its_own_is_known_by_its_token_or_a_na
     tmp_path: Path,
 ) -> None:
     async with hetzner() as other_side:
-        other_side.firewalls, other_side.image_type = set(), "system"
+        other_side.firewalls, other_side.image_type = {}, "system"
         other_side.tokens = {TOKEN, "another"}
         settings = config(tmp_path, other_side.url)
         cloud = HetznerCloud("hz", settings)
@@ -175,11 +184,98 @@ async def test_a_project_without_things_of_its_own_is_known_by_its_token_or_a_na
 async def test_an_image_that_is_not_there_is_named_with_its_field(
     world: HetznerWorld, tmp_path: Path
 ) -> None:
-    assert [one.fault for one in await world.cloud.examine()] == [None]
-    cloud = HetznerCloud("hz", config(tmp_path, world.other_side.url, image=1))
-    (found,) = await cloud.examine()
+    assert [one.fault for one in await world.cloud.examine()] == [None, None]
+    assert await _faults(world, tmp_path, image=1) == [
+        "providers.hz.image: GET /images/1: image not found (not_found): write the id of a "
+        "snapshot of this project"
+    ]
+    assert await _faults(world, tmp_path, image="debian-99") == [
+        "providers.hz.image: there is no image of the name debian-99: write the id of a snapshot "
+        "of this project"
+    ]
+    world.other_side.image_status = "creating"
+    assert await _faults(world, tmp_path) == [
+        "providers.hz.image: it is creating: wait, or write the id of another snapshot"
+    ]
+
+
+async def test_an_image_that_no_machine_can_begin_from_is_named(
+    world: HetznerWorld, tmp_path: Path
+) -> None:
+    (found, _) = await _examined(world, tmp_path, image=NAMED_IMAGE)
+    assert found.fault is None
+    assert str(found.note).startswith("providers.hz.image: it is of the type system")
+
+
+async def test_an_image_by_its_name_is_what_machines_are_made_of(
+    world: HetznerWorld, tmp_path: Path, installation: str
+) -> None:
+    cloud = HetznerCloud("hz", config(tmp_path, world.other_side.url, image=NAMED_IMAGE))
+    await cloud.create(order_of(world, installation))
     await cloud.close()
-    assert str(found.fault).startswith("providers.hz.image: GET /images/1: image not found")
+    assert [one["image"] for one in world.other_side.wishes] == [NAMED_IMAGE]
+
+
+async def test_what_an_order_names_and_the_project_lacks_is_named_with_its_field(
+    world: HetznerWorld, tmp_path: Path
+) -> None:
+    there: dict[str, Any] = {"ssh_keys": (5, "operator"), "firewalls": (7,), "networks": (1,)}
+    assert await _faults(world, tmp_path, **there) == []
+    missing: dict[str, Any] = {"ssh_keys": (6, "nobody"), "firewalls": (8,), "networks": (2,)}
+    fix = "name one of this project, or take it out"
+    assert await _faults(world, tmp_path, **missing) == [
+        f"providers.hz.ssh_keys: GET /ssh_keys/6: SSH key not found (not_found): {fix}",
+        f"providers.hz.ssh_keys: there is no SSH key of the name nobody: {fix}",
+        f"providers.hz.networks: GET /networks/2: network not found (not_found): {fix}",
+        f"providers.hz.firewalls: GET /firewalls/8: firewall not found (not_found): {fix}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_open"),
+    [
+        ({}, True),
+        ({"port": "20-25"}, True),
+        ({"port": "any"}, True),
+        ({"port": "80-85"}, False),
+        ({"direction": "out"}, False),
+        ({"protocol": "udp"}, False),
+        ({"protocol": "icmp", "port": None}, False),
+    ],
+)
+async def test_firewalls_that_keep_the_controller_out_are_named(
+    world: HetznerWorld, tmp_path: Path, rule: dict[str, Any], is_open: bool
+) -> None:
+    world.other_side.firewalls[7] = [{"direction": "in", "protocol": "icmp"}, SSH_RULE | rule]
+    found = await _faults(world, tmp_path)
+    shut = ["providers.hz.firewalls: no rule lets TCP port 22 in, so the controller reaches no"]
+    assert [one[: len(shut[0])] for one in found] == ([] if is_open else shut)
+    # Hetzner asks no firewall about what comes from a private network.
+    assert await _faults(world, tmp_path, networks=(1,), is_public=False) == []
+
+
+async def test_an_answer_that_is_not_hetzners_names_the_endpoint(
+    world: HetznerWorld, tmp_path: Path
+) -> None:
+    cloud = HetznerCloud("hz", config(tmp_path, f"{world.other_side.url}/v9"))
+    with pytest.raises(CloudAway) as caught:
+        await cloud.offers()
+    await cloud.close()
+    assert str(caught.value) == (
+        "GET /server_types: status 404, in words that are not of Hetzner's API: see to "
+        "providers.hz.endpoint, and to proxies on the way"
+    )
+
+
+async def _examined(world: HetznerWorld, folder: Path, **more: Any) -> list[Examined]:
+    cloud = HetznerCloud("hz", config(folder, world.other_side.url, **more))
+    found = list(await cloud.examine())
+    await cloud.close()
+    return found
+
+
+async def _faults(world: HetznerWorld, folder: Path, **more: Any) -> list[str]:
+    return [one.fault for one in await _examined(world, folder, **more) if one.fault is not None]
 
 
 async def test_a_location_in_which_nothing_is_rented_is_named(
@@ -187,7 +283,7 @@ async def test_a_location_in_which_nothing_is_rented_is_named(
 ) -> None:
     locations = ("fsn1", "fsn9")
     cloud = HetznerCloud("hz", config(tmp_path, world.other_side.url, locations=locations))
-    (found, _) = await cloud.examine()
+    found = (await cloud.examine())[0]
     await cloud.close()
     assert str(found.fault).startswith("providers.hz.locations: Hetzner rents no type")
     assert "fsn9" in str(found.fault)

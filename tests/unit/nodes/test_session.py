@@ -11,9 +11,11 @@ import pytest
 from common.links.errors import HostKeyRefused, LinkError
 from controller.lifecycle import reports
 from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE, NodeFailure
+from controller.lifecycle.machines.model import MachineStatus
 from controller.lifecycle.model import Limits, NodeStatus
 from controller.nodes import silence
 from controller.scheduling.index import CapacityIndex
+from controller.service.machines.faults import is_broken
 from fairlead.model.statuses import AllocationState, AttemptStatus
 from fairlead.wire.shim import DrainRequest, EventType
 from shim.client import ShimUnavailable
@@ -291,6 +293,34 @@ async def test_a_rented_machine_hears_its_controller_often_enough_for_its_leash(
     async with world(state, before=is_rented) as it:
         await eventually(lambda: len(it.shim.greetings) >= 3)
         assert set(it.shim.greetings) == {FENCE}
+
+
+@pytest.mark.parametrize(
+    ("status", "after"),
+    [
+        (MachineStatus.PROVISIONING, NodeStatus.CONNECTING),
+        (MachineStatus.JOINED, NodeStatus.LOST),
+    ],
+)
+async def test_a_machine_that_boots_is_neither_silent_nor_lost(
+    status: MachineStatus, after: NodeStatus
+) -> None:
+    def boots(it: World) -> None:
+        it.link.refusal = LinkError("nobody listens")
+        it.pipeline.rentals = rentals_of(CapacityIndex(), machine("n1", status=status))
+
+    async with world(before=boots) as it:
+        await eventually(lambda: it.link.tries >= 3)
+        it.clock.time += 2 * DEFAULT_NODE_FAILURE.lost_after
+        tried = it.link.tries
+        await eventually(lambda: it.link.tries >= tried + 2)
+        assert it.node.status is after
+        assert it.node.message == "nobody listens"
+        assert is_broken(it.node) is (after is NodeStatus.LOST)
+        # It comes as any other.
+        it.link.refusal = None
+        await it.connected()
+        assert it.node.status is NodeStatus.CONNECTED
 
 
 async def test_nobody_else_is_greeted() -> None:

@@ -25,15 +25,18 @@ from controller.lifecycle.reports import Placed
 from controller.scheduling.index import CapacityIndex
 from controller.service.machines.use import Holder, NodeUse
 from controller.service.runs.queue import QueueEntry
+from controller.store.accounts import StoredToken, User
 from controller.store.base import Changes
 from controller.web.assets import Assets
 from controller.web.page import Renderer
+from controller.web.pages import people
 from controller.web.pages.dev_environments import ways_of
 from controller.web.pages.nodes import GIB, bar, gpu_square, node_row
 from controller.web.pages.queue import by_band, queue_row
 from controller.web.pages.services import group_row
 from fairlead.documents.nodes import GpuView
 from fairlead.documents.services import ServiceGroupView
+from fairlead.model.spec import Role
 from fairlead.model.statuses import AllocationState
 from fairlead.queries import RunQuery
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
@@ -444,16 +447,45 @@ async def test_users_and_tokens_are_for_admins(admin: Browser, ada: Browser) -> 
     assert ">ada" not in await admin.fragment("/dashboard/users", "people")
 
 
+async def test_each_user_has_his_tokens_however_many_others_have(
+    admin: Browser, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(people, "PAGE_OF_USERS", 2)
+    monkeypatch.setattr(people, "MAX_TOKENS", 2)
+    many = [
+        StoredToken(id=f"a{number}", user="ada", digest=f"a{number}", created_at=4e9 + number)
+        for number in range(1, 5)
+    ]
+    last = User(name="zoe", role=Role.USER, created_at=0.0)
+    changes = Changes(users=(last,), tokens=tuple(many))
+    await controller.store.commit(changes)
+    controller.service.accounts.gate.apply(changes)
+
+    shown = await admin.fragment("/dashboard/users", "people")
+
+    own = shown.split(">ada", 1)[1].split("</tr>", 1)[0]
+    # The newest: those that somebody has just made are looked for.
+    assert [one for one in ("a1", "a2", "a3", "a4") if f">{one}<" in own] == ["a3", "a4"]
+    assert "fairlead token list --user ada" in own
+    assert "There are more users" in shown
+    assert ">zoe" not in shown
+
+
 async def test_rented_machines_are_shown_with_status_price_and_idle_time(
-    admin: Browser, controller: Controller
+    admin: Browser, ada: Browser, controller: Controller
 ) -> None:
     assert "Rented machines" not in await admin.fragment("/dashboard/nodes", "fleets")
     idle = machine("m1", status=MachineStatus.JOINED, joined_at=NOW, idle_since=NOW)
     coming = machine("m2", trouble="its provider does not answer")
     controller.pipeline.rentals = rentals_of(CapacityIndex(), idle, coming)
     shown = await admin.fragment("/dashboard/nodes", "fleets")
-    assert "2.00 an hour" in shown
+    assert "2 machines, 2.00 an hour" in shown
     assert 'href="/dashboard/nodes/m1"' in shown
     assert 'href="/dashboard/nodes/m2"' not in shown
     assert "its provider does not answer" in shown
     assert "2023-11-14T22:13:20" in shown
+    # As `fairlead cost`: what all spend together is for admins.
+    others = await ada.fragment("/dashboard/nodes", "fleets")
+    assert "2 machines</span>" in others
+    assert "an hour</span>" not in others
+    assert 'data-label="Price an hour">1.00<' in others

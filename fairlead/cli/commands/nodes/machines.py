@@ -68,6 +68,7 @@ def orphans(*, json: Json = False) -> int:
     if json:
         output.emit_json(data)
         return 0
+    found = decode(data, _Orphans).orphans
     output.emit_table(
         ("PROVIDER", "ID", "MACHINE", "MADE", "ENDS"),
         [
@@ -78,9 +79,14 @@ def orphans(*, json: Json = False) -> int:
                 one.created_at,
                 one.ends_at or "never: it is older than a restore",
             )
-            for one in decode(data, _Orphans).orphans
+            for one in found
         ],
     )
+    if any(one.ends_at is None for one in found):
+        output.note(
+            "a machine that is older than a restore from backup is kept, since jobs may run on it: "
+            "end it at its provider once nobody needs it"
+        )
     return 0
 
 
