@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable, Mapping
+from math import inf
 from typing import TypeVar, cast
 
 import httptools
@@ -41,6 +42,9 @@ class OpenAnswer(asyncio.Protocol):
         "_is_over",
         "_parser",
         "_paused",
+        "_silence",
+        "_since",
+        "_timer",
         "_transport",
         "_waiter",
         "status",
@@ -55,6 +59,11 @@ class OpenAnswer(asyncio.Protocol):
         self._is_over = self._paused = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Looks whether the wait that began at `_since` has lasted for `_silence` seconds. It is
+        set again when it was set for an earlier wait: a new one for each of thousands of heartbeats
+        costs a controller more than the look."""
+        self._since, self._silence = 0.0, inf
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self.status = 0
@@ -62,8 +71,8 @@ class OpenAnswer(asyncio.Protocol):
     async def read(self, silence: float | None = None) -> bytes:
         """Return the next bytes of the body; empty at its end.
 
-        Raises OSError when the answer breaks off, or nothing came for `silence` seconds;
-        InvalidAnswer.
+        Raises OSError when the answer breaks off, or nothing came for `silence` seconds, which
+        are as many in each call, or None; InvalidAnswer.
         """
         while not self._body and not self._is_over:
             await self._more(silence)
@@ -90,6 +99,9 @@ class OpenAnswer(asyncio.Protocol):
         self._is_over = True
         # Else these are cycles, and wait for the collector: the error knows its readers' frames.
         self._parser = self._error = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._transport is not None:
             end(self._transport)
 
@@ -116,14 +128,26 @@ class OpenAnswer(asyncio.Protocol):
         if self._paused and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()  # a channel delivers what it holds within this call
-        # A handle is a third of `asyncio.timeout`.
-        timer = None if silence is None else loop.call_later(silence, self._end, TimeoutError())
+        if silence is not None:
+            self._since, self._silence = loop.time(), silence
+            if self._timer is None:
+                self._timer = loop.call_later(silence, self._look_for_silence)
         try:
             await waiter
         finally:
             self._waiter = None
-            if timer is not None:
-                timer.cancel()
+            self._silence = inf
+
+    def _look_for_silence(self) -> None:
+        self._timer = None
+        if self._waiter is None:
+            return  # whoever waits next sets another one
+        loop = asyncio.get_running_loop()
+        left = self._since + self._silence - loop.time()
+        if left <= 0:
+            self._end(TimeoutError())
+        elif left < inf:
+            self._timer = loop.call_later(left, self._look_for_silence)
 
     def _end(self, error: Exception) -> None:
         if self._error is None:

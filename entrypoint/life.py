@@ -15,23 +15,23 @@ import sys
 
 from entrypoint.ssh.port import SshPort
 from runner.options import Options, complain
+from runner.processes.signals import Signals
 from runner.processes.spawn import Children
 from runner.server import log_to, serve
 
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def adopt_orphans(children: Children) -> None:
+def adopt_orphans(children: Children, signals: Signals) -> None:
     """Adopt and reap every process that loses its parent, except the `children` that have an owner:
     the kernel expects that of a container's first process.
 
-    Call it inside the loop. Raises OSError.
+    Raises OSError.
     """
     if os.getpid() != 1:
         _become_subreaper()
     children.adopts_orphans = True
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGCHLD, children.reap_orphans)
+    signals.on(signal.SIGCHLD, children.reap_orphans)
     children.reap_orphans()
 
 
@@ -46,18 +46,22 @@ def _become_subreaper() -> None:
 
 async def live(options: Options, listener: socket.socket) -> int:
     """Live one container's life; return the status to exit with."""
-    children = Children()
-    adopt_orphans(children)
+    children, signals = Children(), Signals()
+    adopt_orphans(children, signals)
     ssh_port = SshPort(options.task, children)
     ssh_port.open()
     try:
-        return await serve(options, children, listener=listener)
+        return await serve(options, children, listener=listener, signals=signals)
     finally:
         await ssh_port.close()
+        signals.close()
 
 
 def run(program: str, options: Options, listener: socket.socket) -> None:
     """Run the container's life and exit; it does not return."""
+    # Else asyncio.run sets a handler of its own. The one that follows it would be told that one's
+    # whole description, for which `inspect` is loaded.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         log_to(options.task)
         status = asyncio.run(live(options, listener))

@@ -23,6 +23,7 @@ from runner.app import make_server
 from runner.job.outcome import Scope, scope_of_this_process
 from runner.logs.followers import FOLLOWER_PATIENCE
 from runner.options import UMASK, Options
+from runner.processes.signals import Signals
 from runner.processes.spawn import Children
 from runner.relay import Relay
 from runner.runner import Runner
@@ -170,6 +171,7 @@ async def serve(
     children: Children | None = None,
     scope: Scope | None = None,
     listener: socket.socket | None = None,
+    signals: Signals | None = None,
 ) -> int:
     """Run one job to its end; return the status to exit with. Raises SocketUnusable and OSError.
 
@@ -183,9 +185,9 @@ async def serve(
         children=children,
         settings=options.settings,
     )
-    loop = asyncio.get_running_loop()
+    signals = signals or Signals()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, runner.shut_down)
+        signals.on(number, runner.shut_down)
     # The entrypoint has blocked it: one that came meanwhile is delivered here.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:

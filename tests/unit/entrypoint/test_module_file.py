@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import marshal
+import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from importlib import import_module
@@ -15,6 +17,13 @@ from entrypoint import module_file
 
 PACKAGE = "kept_in_a_file"
 FAILS = "def fail():\n    raise ValueError(__name__)\n"
+LATER = """
+import sys
+sys.runs_of_later.append(__name__)
+sys.before_later()
+FOUND = len(sys.runs_of_later)
+__all__ = ["FOUND"]
+"""
 
 
 @pytest.fixture
@@ -35,6 +44,7 @@ def file(sources: Path, tmp_path: Path) -> Path:
     modules = {
         PACKAGE: (sources / "__init__.py", True, "NAME = __name__\n"),
         f"{PACKAGE}.failing": (sources / "failing.py", False, FAILS),
+        f"{PACKAGE}.later": (sources / "later.py", False, LATER),
     }
     content = module_file.content(
         {
@@ -63,6 +73,92 @@ def test_a_module_of_the_file_is_loaded_from_it_and_knows_its_source(sources: Pa
     assert package.NAME == PACKAGE
     assert package.__file__ == str(sources / "__init__.py")
     assert list(package.__path__) == [str(sources)]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How often the code of the module that is put off has begun."""
+    runs: list[str] = []
+    monkeypatch.setattr(module_file, "LATER", frozenset((f"{PACKAGE}.later",)))
+    monkeypatch.setattr(sys, "runs_of_later", runs, raising=False)
+    monkeypatch.setattr(sys, "before_later", lambda: None, raising=False)
+    return runs
+
+
+@pytest.mark.usefixtures("used")
+def test_code_that_is_put_off_runs_when_it_is_first_needed(runs: list[str]) -> None:
+    later = import_module(f"{PACKAGE}.later")
+    assert import_module(PACKAGE).later is later
+    assert (later.__name__, runs) == (f"{PACKAGE}.later", [])
+    assert later.FOUND == 1
+    assert (later.__all__, later.FOUND, runs) == (["FOUND"], 1, [later.__name__])
+
+
+@pytest.mark.usefixtures("used")
+def test_names_of_a_module_that_is_put_off_are_imported(runs: list[str]) -> None:
+    assert runs == []
+    found: dict[str, object] = {}
+    exec(f"from {PACKAGE}.later import FOUND", found)
+    assert found["FOUND"] == 1
+
+
+@pytest.mark.usefixtures("used", "runs")
+def test_a_module_that_is_put_off_has_no_other_attributes() -> None:
+    later = import_module(f"{PACKAGE}.later")
+    assert not hasattr(later, "__path__")
+    for _ in range(2):
+        with pytest.raises(AttributeError, match=r"'kept_in_a_file\.later' has no attribute"):
+            later.missing  # noqa: B018 (to ask for it)
+
+
+@pytest.mark.usefixtures("used")
+def test_code_that_failed_runs_again(runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(24, "too many open files")
+
+    monkeypatch.setattr(sys, "before_later", fail)
+    later = import_module(f"{PACKAGE}.later")
+    with pytest.raises(OSError, match="too many open files"):
+        later.FOUND  # noqa: B018 (to ask for it)
+    monkeypatch.setattr(sys, "before_later", lambda: None)
+    assert (later.FOUND, len(runs)) == (2, 2)
+
+
+@pytest.mark.usefixtures("used")
+def test_threads_wait_for_code_that_another_one_runs(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    monkeypatch.setattr(sys, "before_later", hold)
+    later, found = import_module(f"{PACKAGE}.later"), list[int]()
+    threads = [threading.Thread(target=lambda: found.append(later.FOUND)) for _ in range(3)]
+    threads[0].start()
+    assert begun.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    assert found == []
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert (found, len(runs)) == ([1, 1, 1], 1)
+
+
+def test_no_module_that_is_put_off_is_a_package() -> None:
+    show = "import sys, importlib; [importlib.import_module(name) for name in sys.argv[1:]]; "
+    show += "print([name for name in sys.argv[1:] if hasattr(sys.modules[name], '__path__')])"
+    argv = [sys.executable, "-c", show, *sorted(module_file.LATER), *sorted(module_file.GIVEN)]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_answers_that_are_given_are_those_of_the_code() -> None:
+    for name, given in module_file.GIVEN.items():
+        for function, answer in given.items():
+            assert answer() == getattr(import_module(name), function)()
 
 
 @pytest.mark.usefixtures("used")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from common import open_answers
 from common.open_answers import InvalidAnswer, OpenAnswer, UpgradedAnswer
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -101,6 +104,99 @@ async def test_silence_is_a_loss(answer: OpenAnswer) -> None:
     answer.data_received(HEAD)
     with pytest.raises(TimeoutError):
         await answer.read_line(MOST, silence=0.0)
+
+
+class SteppedLoop:
+    """A loop whose time stands still until `step`; `timers` are those that are set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.create_future = asyncio.get_running_loop().create_future
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, act: Callable[[], None]) -> Any:
+        timer = self.now + delay, act
+        self.timers.append(timer)
+        return SimpleNamespace(cancel=lambda: self.timers.remove(timer))
+
+    async def step(self, seconds: float) -> None:
+        self.now += seconds
+        for timer in [timer for timer in self.timers if timer[0] <= self.now]:
+            self.timers.remove(timer)
+            timer[1]()
+        for _ in range(3):  # for who was woken
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def stepped(monkeypatch: pytest.MonkeyPatch) -> SteppedLoop:
+    loop = SteppedLoop()
+    monkeypatch.setattr(open_answers, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
+    return loop
+
+
+async def test_silence_counts_from_the_last_line(answer: OpenAnswer, stepped: SteppedLoop) -> None:
+    answer.data_received(HEAD)
+    for _ in range(5):
+        reading = asyncio.create_task(answer.read_line(MOST, silence=30.0))
+        await stepped.step(0)
+        await stepped.step(29)
+        assert not reading.done()
+        assert len(stepped.timers) == 1
+        answer.data_received(chunk(b"beat\n"))
+        assert await reading == b"beat"
+    reading = asyncio.create_task(answer.read_line(MOST, silence=30.0))
+    await stepped.step(0)
+    await stepped.step(29)
+    assert not reading.done()
+    await stepped.step(1)
+    with pytest.raises(TimeoutError):
+        await reading
+
+
+async def test_silence_while_nobody_reads_is_no_loss(
+    answer: OpenAnswer, stepped: SteppedLoop
+) -> None:
+    answer.data_received(HEAD + chunk(b"one\n"))
+    assert await answer.read_line(MOST, silence=30.0) == b"one"
+    reading = asyncio.create_task(answer.read_line(MOST, silence=30.0))
+    await stepped.step(0)
+    answer.data_received(chunk(b"two\n"))
+    assert await reading == b"two"
+    await stepped.step(300)
+    reading = asyncio.create_task(answer.read_line(MOST, silence=30.0))
+    await stepped.step(29)
+    answer.data_received(chunk(b"three\n"))
+    assert await reading == b"three"
+
+
+async def test_a_wait_without_a_limit_is_not_ended_by_the_timer_of_another(
+    answer: OpenAnswer, stepped: SteppedLoop
+) -> None:
+    answer.data_received(HEAD)
+    limited = asyncio.create_task(answer.read_line(MOST, silence=30.0))
+    await stepped.step(0)
+    answer.data_received(chunk(b"one\n"))
+    assert await limited == b"one"
+    reading = asyncio.create_task(answer.read_line(MOST))
+    await stepped.step(0)
+    await stepped.step(300)
+    answer.data_received(chunk(b"two\n"))
+    assert await reading == b"two"
+
+
+async def test_a_closed_answer_leaves_no_timer(answer: OpenAnswer, stepped: SteppedLoop) -> None:
+    answer.data_received(HEAD)
+    reading = asyncio.create_task(answer.read_line(MOST, silence=30.0))
+    await stepped.step(0)
+    answer.data_received(chunk(b"one\n"))
+    await reading
+    assert len(stepped.timers) == 1
+    answer.close()
+    assert stepped.timers == []
 
 
 async def test_a_line_that_does_not_end_is_refused(answer: OpenAnswer) -> None:

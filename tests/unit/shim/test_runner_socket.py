@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,30 @@ async def test_a_file_that_comes_by_renaming_has_arrived_too(tmp_path: Path) -> 
         await waiting
     with pytest.raises(FileNotFoundError):
         await arrival(tmp_path / "nowhere", "wanted")
+
+
+async def test_the_loop_does_not_wait_until_the_kernel_has_closed_a_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """14 ms each: 20 tasks that started at once had a loop that stood still for 0.4 s of 2.5."""
+    close, closed_in, before = os.close, list[int](), len(os.listdir("/proc/self/fd"))
+
+    def noting(fd: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:inotify":
+            closed_in.append(threading.get_ident())
+        close(fd)
+
+    monkeypatch.setattr(os, "close", noting)
+    (tmp_path / "there").touch()
+    await arrival(tmp_path, "there")
+    waiting = asyncio.create_task(arrival(tmp_path, "wanted"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert len(closed_in) == 2
+    assert threading.get_ident() not in closed_in
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_two_shims_with_their_sockets_in_one_folder_have_doors_of_their_own(

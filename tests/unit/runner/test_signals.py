@@ -1,0 +1,74 @@
+"""Signals that a runner hears in its loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+
+from runner.processes.signals import Signals
+
+
+def run(act: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Run in a loop of asyncio's, as a runner has it: uvloop sets signal handlers of its own."""
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(act())
+
+
+def test_each_signal_calls_its_function_in_the_loop() -> None:
+    async def act() -> None:
+        signals, came = Signals(), asyncio.Queue[str]()
+        signals.on(signal.SIGUSR1, lambda: came.put_nowait("first"))
+        signals.on(signal.SIGUSR2, lambda: came.put_nowait("second"))
+        async with asyncio.timeout(10):
+            for number, name in ((signal.SIGUSR1, "first"), (signal.SIGUSR2, "second")) * 2:
+                os.kill(os.getpid(), number)
+                assert await came.get() == name
+        signals.close()
+
+    run(act)
+
+
+def test_a_signal_that_came_while_it_was_blocked_is_heard() -> None:
+    async def act() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        os.kill(os.getpid(), signal.SIGUSR1)
+        signals, came = Signals(), asyncio.Event()
+        signals.on(signal.SIGUSR1, came.set)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        async with asyncio.timeout(10):
+            await came.wait()
+        signals.close()
+
+    run(act)
+
+
+def test_more_signals_than_the_pipe_holds_are_heard() -> None:
+    async def act() -> None:
+        signals, came = Signals(), asyncio.Event()
+        signals.on(signal.SIGUSR1, came.set)
+        for _ in range(100_000):
+            signal.raise_signal(signal.SIGUSR1)
+        async with asyncio.timeout(10):
+            await came.wait()
+            # What is left in the pipe tells of it again; then nothing does.
+            came.clear()
+            os.kill(os.getpid(), signal.SIGUSR1)
+            await came.wait()
+        signals.close()
+
+    run(act)
+
+
+def test_closed_it_leaves_all_as_it_was() -> None:
+    async def act() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        signals = Signals()
+        signals.on(signal.SIGUSR1, lambda: None)
+        signals.close()
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+        assert signal.set_wakeup_fd(-1) == -1
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    run(act)
