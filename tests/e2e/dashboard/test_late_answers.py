@@ -84,9 +84,9 @@ DRAW_BY_HAND = """
 
 
 ASK_BY_HAND = """
-    const each = window.setInterval, now = Date.now;
+    const each = window.setInterval, began = Date.now();
     window.late = 0;
-    Date.now = () => now() + window.late;
+    Date.now = () => began + window.late;
     window.setInterval = (act, wait, ...rest) => {
         if (!String(act).includes("isAnswered")) return each(act, wait, ...rest);
         window.askNow = act;
