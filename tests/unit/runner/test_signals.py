@@ -33,7 +33,8 @@ def test_each_signal_calls_its_function_in_the_loop() -> None:
 def test_a_signal_that_came_while_it_was_blocked_is_heard() -> None:
     async def act() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-        os.kill(os.getpid(), signal.SIGUSR1)
+        # To this thread: any other one of the process takes what is for the process (signal(7)).
+        signal.raise_signal(signal.SIGUSR1)
         signals, came = Signals(), asyncio.Event()
         signals.on(signal.SIGUSR1, came.set)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
