@@ -284,13 +284,13 @@ class LeaderLogs:
 
 
 def _asked_to_wait(head: ResponseHead) -> float | None:
-    """Return after how many seconds the leader wants to be asked again; None: it told nothing."""
-    told = {name.lower(): value for name, value in head.headers}
+    """Return after how many seconds the leader wants to be asked again; None: at once."""
+    headers = {name.lower(): value for name, value in head.headers}
     # It leads no more, or not yet: its successor may be there in a moment.
-    if NOT_DONE.lower() in told or HELD.lower() in told:
+    if NOT_DONE.lower() in headers or HELD.lower() in headers:
         return None
     # Its bucket is away.
-    seconds = told.get("retry-after", "")
+    seconds = headers.get("retry-after", "")
     return float(seconds) if seconds.isdecimal() else None
 
 

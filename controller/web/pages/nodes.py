@@ -250,8 +250,8 @@ def _summary(nodes: Sequence[Node], holders: Mapping[str, Mapping[str, Holder]])
     gpus = ", ".join(
         f"{states[state]} {state}" for state in ("free", "used", "cordoned") if states[state]
     )
-    told = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
-    return f"{told}, {states.total()} GPUs ({gpus})" if states else told
+    count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
+    return f"{count}, {states.total()} GPUs ({gpus})" if states else count
 
 
 def machine_row(machine: MachineView) -> MachineRow:
