@@ -10,7 +10,7 @@ import msgspec
 
 from common.files.durable import write_quickly
 from controller.outputs.own_bucket import OwnBucket
-from controller.shipping.log_copies import Origin
+from controller.shipping.log_documents import Origin
 from fairlead.wire.decoders import decoder_of
 
 _FOLDER = "shipping/positions/"

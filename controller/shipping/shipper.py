@@ -12,9 +12,9 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from controller.lifecycle.model import Job, RunState
-from controller.shipping import log_copies, traces
-from controller.shipping.log_copies import Line, Origin
-from controller.shipping.log_shipper import LogShipper, Read
+from controller.shipping import log_documents, traces
+from controller.shipping.at_least_once import LogShipper, Read
+from controller.shipping.log_documents import Line, Origin
 from controller.shipping.positions import Positions
 from controller.shipping.sink import Sink
 from controller.shipping.traces import Span
@@ -98,10 +98,10 @@ class Shipper:
             self.logs = Sink(
                 url,
                 receivers.headers,
-                log_copies.loki if kind == "loki" else log_copies.otlp,
+                log_documents.loki if kind == "loki" else log_documents.otlp,
                 jitter,
                 is_cut=kind == "loki",
-                read=log_copies.read_otlp,
+                read=log_documents.read_otlp,
                 done=self._done,
             )
             self.log_shipper = LogShipper(self.logs, positions, jitter, now)
@@ -111,7 +111,7 @@ class Shipper:
                 receivers.headers,
                 traces.document,
                 jitter,
-                read=log_copies.read_otlp,
+                read=log_documents.read_otlp,
             )
         self._live: set[str] = set()
         self._jobs: dict[str, tuple[Job, ...]] = {}

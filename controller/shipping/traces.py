@@ -9,7 +9,7 @@ from itertools import pairwise
 import msgspec
 
 from controller.lifecycle.model import Attempt, Job, RunState
-from controller.shipping.log_copies import RESOURCE, attributes
+from controller.shipping.log_documents import RESOURCE, attributes
 from fairlead.model.statuses import AttemptStatus, RunStatus
 
 MAX_ATTEMPTS = 1000

@@ -44,7 +44,7 @@ class UserShare(msgspec.Struct, frozen=True, kw_only=True):
     cpu_hours: float
 
 
-class QueueView(msgspec.Struct, frozen=True, kw_only=True):
+class VisibleQueue(msgspec.Struct, frozen=True, kw_only=True):
     """Entries of the queue, in its order. `length`: how many the whole queue has."""
 
     entries: tuple[QueueEntry, ...]
@@ -64,7 +64,7 @@ class QueueService:
             positions.setdefault(unit.run.id, at)
         return positions
 
-    def view(self, user: User, *, skip: int = 0) -> QueueView:
+    def view(self, user: User, *, skip: int = 0) -> VisibleQueue:
         """Return MAX_ENTRIES entries, without the first `skip`."""
         now = self._clock.now()
         units = self._pipeline.scheduler.queue(now)
@@ -73,7 +73,7 @@ class QueueService:
         waiting: dict[str, int] = {}
         for unit in units:
             waiting[unit.run.user] = waiting.get(unit.run.user, 0) + len(unit.members)
-        return QueueView(
+        return VisibleQueue(
             entries=tuple(
                 _entry(
                     at, unit, names(unit.run), self._pipeline.nodes, sees=may_see(user, unit.run)

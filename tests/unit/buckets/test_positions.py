@@ -9,7 +9,7 @@ import pytest
 
 from controller.outputs.bucket import Bucket, BucketError
 from controller.outputs.own_bucket import OwnBucket
-from controller.shipping.log_copies import Origin
+from controller.shipping.log_documents import Origin
 from controller.shipping.positions import Position, Positions
 from tests.support.object_storage import ObjectStorage
 from tests.support.ssh_daemon import free_port

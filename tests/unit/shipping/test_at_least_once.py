@@ -11,7 +11,7 @@ import pytest
 
 from controller.outputs.bucket import BucketError
 from controller.shipping import sink
-from controller.shipping.log_copies import Origin
+from controller.shipping.log_documents import Origin
 from controller.shipping.positions import Position, Positions
 from controller.shipping.shipper import Shipper
 from fairlead.wire.frames import Stream

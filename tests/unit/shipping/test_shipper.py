@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.shipping import sink
-from controller.shipping.log_copies import LineCutter, Origin
+from controller.shipping.log_documents import LineCutter, Origin
 from controller.shipping.shipper import (
     ReceiverInvalid,
     parse_logs,

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from functools import partial
 
 from controller.aio import Backoff
-from controller.shipping.log_copies import Line, LineCutter, Origin
+from controller.shipping.log_documents import Line, LineCutter, Origin
 from controller.shipping.positions import Position, Positions
 from controller.shipping.sink import Sink
 from fairlead.wire.frames import BadFrame, Decoder, Frame, tail_from
