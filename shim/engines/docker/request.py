@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 from docker.types import HostConfig, LogConfig, Mount
@@ -109,17 +109,22 @@ def _writable_folders(spec: ContainerSpec) -> dict[str, str]:
 
 
 def _mount(mount: MountSpec) -> Mount:
-    if mount.kind is VolumeKind.TMPFS:
-        return Mount(
-            mount.target,
-            None,
-            type="tmpfs",
-            tmpfs_size=mount.size,
-            tmpfs_mode=_TMPFS_MODE,
-        )
-    if mount.kind is VolumeKind.NAMED:
-        return Mount(mount.target, mount.source, type="volume", read_only=mount.read_only)
-    return Mount(mount.target, mount.source, type="bind", read_only=mount.read_only)
+    kind = mount.kind
+    match kind:
+        case VolumeKind.TMPFS:
+            return Mount(
+                mount.target,
+                None,
+                type="tmpfs",
+                tmpfs_size=mount.size,
+                tmpfs_mode=_TMPFS_MODE,
+            )
+        case VolumeKind.NAMED:
+            return Mount(mount.target, mount.source, type="volume", read_only=mount.read_only)
+        case VolumeKind.HOST | VolumeKind.DEVICE:
+            return Mount(mount.target, mount.source, type="bind", read_only=mount.read_only)
+        case _:
+            assert_never(kind)
 
 
 def require_oci_runtime(name: str | None, info: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import Literal, assert_never
 
 from common.threads import to_the_end
 from fairlead.wire.engine_abilities import EngineAbility
@@ -26,6 +27,9 @@ from shim.volumes.mounter import Mounter
 log = logging.getLogger(__name__)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors of the node, whatever is mounted."""
+
+_OfNode = Literal[VolumeKind.HOST, VolumeKind.DEVICE]
+"""The kinds that the shim mounts itself."""
 
 
 class Volumes:
@@ -44,36 +48,47 @@ class Volumes:
     async def _mounted(
         self, ctx: StepContext, number: int, volume: VolumeMount
     ) -> MountSpec | None:
-        source = ""
-        if volume.kind is VolumeKind.NAMED:
-            source = await ctx.engine.ensure_volume(volume.source)
-        elif volume.kind is not VolumeKind.TMPFS:
-            target = ctx.settings.task_mounts(ctx.task.info.id) / str(number)
-            if not await self._mount(ctx, volume, target):
-                return None
-            source = str(target)
+        kind = volume.kind
+        match kind:
+            case VolumeKind.TMPFS:
+                source = ""
+            case VolumeKind.NAMED:
+                source = await ctx.engine.ensure_volume(volume.source)
+            case VolumeKind.HOST | VolumeKind.DEVICE:
+                target = ctx.settings.task_mounts(ctx.task.info.id) / str(number)
+                if not await self._mount(ctx, volume, kind, target):
+                    return None
+                source = str(target)
+            case _:
+                assert_never(kind)
         return MountSpec(
-            kind=volume.kind,
+            kind=kind,
             source=source,
             target=volume.target,
             read_only=volume.read_only,
             size=volume.size,
         )
 
-    async def _mount(self, ctx: StepContext, volume: VolumeMount, target: Path) -> bool:
+    async def _mount(
+        self, ctx: StepContext, volume: VolumeMount, kind: _OfNode, target: Path
+    ) -> bool:
         """Mount a volume; False for an optional one whose source is missing."""
         allowed = container_rules.allowed_path(volume, ctx.settings.volume_prefixes)
 
         def mount() -> bool:
-            if volume.kind is VolumeKind.DEVICE:
-                return ctx.mounter.device(Path(volume.source), target)
-            return ctx.mounter.bind(allowed.prefix, allowed.relative, target)
+            match kind:
+                case VolumeKind.HOST:
+                    return ctx.mounter.bind(allowed.prefix, allowed.relative, target)
+                case VolumeKind.DEVICE:
+                    return ctx.mounter.device(Path(volume.source), target)
+                case _:
+                    assert_never(kind)
 
         try:
             is_there = await _in_thread(ctx, mount)
         except OSError as error:
-            kind = NodeFault if error.errno in _FULL else VolumeError
-            raise kind(f"{volume.source} cannot be mounted: {error}") from error
+            fault = NodeFault if error.errno in _FULL else VolumeError
+            raise fault(f"{volume.source} cannot be mounted: {error}") from error
         if not is_there and not volume.optional:
             raise VolumeError(f"there is no {volume.source} on this node")
         if not is_there:
