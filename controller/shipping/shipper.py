@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
+from typing import assert_never
 from urllib.parse import urlsplit
 
 import msgspec
@@ -21,7 +23,6 @@ from controller.shipping.traces import Span
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES
 from fairlead.wire.frames import Frame
 
-_LOG_PATHS = {"loki": "/loki/api/v1/push", "otlp": "/v1/logs"}
 _TRACE_PATH = "/v1/traces"
 _SPAN_BYTES = 400
 
@@ -30,20 +31,59 @@ class ReceiverInvalid(Exception):
     """An option names no receiver; the message says what to give."""
 
 
-class Receivers(msgspec.Struct, frozen=True, kw_only=True):
-    """Where copies go. `logs`: `loki` or `otlp`, and the URL; `headers` may have secrets."""
+class LogProtocol(StrEnum):
+    """The protocol of a receiver of logs, as `--ship-logs` names it."""
 
-    logs: tuple[str, str] | None = None
+    LOKI = "loki"
+    OTLP = "otlp"
+
+
+class LogReceiver(msgspec.Struct, frozen=True, kw_only=True):
+    """How receivers of one protocol take logs; `is_cut` and `read` are those of `Sink`."""
+
+    path: str
+    encode: log_documents.Encode
+    is_cut: bool
+    read: Callable[[bytes], None]
+
+
+def _receiver_of(protocol: LogProtocol) -> LogReceiver:
+    match protocol:
+        case LogProtocol.LOKI:
+            return LogReceiver(
+                path="/loki/api/v1/push",
+                encode=log_documents.loki,
+                is_cut=True,
+                read=log_documents.read_loki,
+            )
+        case LogProtocol.OTLP:
+            return LogReceiver(
+                path="/v1/logs",
+                encode=log_documents.otlp,
+                is_cut=False,
+                read=log_documents.read_otlp,
+            )
+        case _:
+            assert_never(protocol)
+
+
+class Receivers(msgspec.Struct, frozen=True, kw_only=True):
+    """Where copies go. `logs`: the protocol and the URL; `headers` may have secrets."""
+
+    logs: tuple[LogProtocol, str] | None = None
     traces: str | None = None
     headers: Mapping[str, str] = {}
 
 
-def parse_logs(text: str) -> tuple[str, str]:
+def parse_logs(text: str) -> tuple[LogProtocol, str]:
     """Read loki=URL or otlp=URL. Raises ReceiverInvalid."""
-    kind, _, url = text.partition("=")
-    if kind not in _LOG_PATHS:
-        raise ReceiverInvalid(f"{text!r} is neither loki=URL nor otlp=URL")
-    return kind, _with_path(url, _LOG_PATHS[kind])
+    name, _, url = text.partition("=")
+    try:
+        protocol = LogProtocol(name)
+    except ValueError:
+        forms = " nor ".join(f"{one}=URL" for one in LogProtocol)
+        raise ReceiverInvalid(f"{text!r} is neither {forms}") from None
+    return protocol, _with_path(url, _receiver_of(protocol).path)
 
 
 def parse_traces(text: str) -> str:
@@ -94,14 +134,15 @@ class Shipper:
         self.traces: Sink[Sequence[Span]] | None = None
         self.log_shipper: LogShipper | None = None
         if receivers.logs is not None:
-            kind, url = receivers.logs
+            protocol, url = receivers.logs
+            receiver = _receiver_of(protocol)
             self.logs = Sink(
                 url,
                 receivers.headers,
-                log_documents.loki if kind == "loki" else log_documents.otlp,
+                receiver.encode,
                 jitter,
-                is_cut=kind == "loki",
-                read=log_documents.read_otlp,
+                is_cut=receiver.is_cut,
+                read=receiver.read,
                 done=self._done,
             )
             self.log_shipper = LogShipper(self.logs, positions, jitter, now)
