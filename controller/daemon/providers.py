@@ -8,6 +8,7 @@ import hmac
 import importlib
 import logging
 from collections.abc import Iterable, Iterator
+from typing import assert_never
 
 import asyncssh
 import msgspec
@@ -24,6 +25,7 @@ from controller.pipelines.performers.cluster import secret_of
 from controller.provider_config.aws import AwsProvider
 from controller.provider_config.gcp import GcpProvider
 from controller.provider_config.hetzner import HetznerProvider
+from controller.provider_config.program import ExecProvider
 from controller.provider_config.qemu import QemuProvider
 from controller.provider_config.reading import ProviderConfig
 from controller.service.machines.user_data import JoinPoint, UserData, render
@@ -92,18 +94,20 @@ def make_cloud(name: str, config: ProviderConfig, catalogs: Catalogs) -> Cloud:
         from controller.clouds.qemu import QemuCloud
 
         return QemuCloud(name, config)
-    from controller.clouds.base import Abilities
-    from controller.clouds.exec import ExecCloud
+    if isinstance(config, ExecProvider):
+        from controller.clouds.base import Abilities
+        from controller.clouds.exec import ExecCloud
 
-    abilities = Abilities(idempotent=config.idempotent, visible_after=config.visible_after)
-    return ExecCloud(
-        name,
-        config.command,
-        abilities=abilities,
-        timeout=config.timeout,
-        account=config.account,
-        rate=config.rate,
-    )
+        abilities = Abilities(idempotent=config.idempotent, visible_after=config.visible_after)
+        return ExecCloud(
+            name,
+            config.command,
+            abilities=abilities,
+            timeout=config.timeout,
+            account=config.account,
+            rate=config.rate,
+        )
+    assert_never(config)
 
 
 def require_library(name: str, config: ProviderConfig) -> None:
