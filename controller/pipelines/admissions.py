@@ -6,12 +6,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from controller.lifecycle.model import RunState
 from controller.lifecycle.runs.dependencies import open_ids
-from controller.pipelines.dependents import Dependents, PredecessorGone
-from controller.pipelines.live_state import Families, ParentGone
+from controller.pipelines.dependents import Dependents
+from controller.pipelines.live_state import Families
 
 
-class NameTaken(Exception):
+class NotAdmitted(Exception):
+    """Base of what refuses a new run: `admit_all` collects these, and the runs beside it go on."""
+
+
+class NameTaken(NotAdmitted):
     """A live run already has this name."""
+
+
+class ParentGone(NotAdmitted):
+    """The run that a new one names as its parent is not live."""
+
+
+class PredecessorGone(NotAdmitted):
+    """A run that a new one waits for is not live, and the new one does not know how it ended."""
 
 
 class Admissions:
@@ -39,7 +51,7 @@ class Admissions:
 
     def take(self, states: Sequence[RunState]) -> None:
         """Take in new runs that are committed together; one may wait for one before it. Raises
-        NameTaken, ParentGone, PredecessorGone: then none is taken."""
+        NotAdmitted: then none is taken."""
         mates = frozenset(state.run.id for state in states)
         for state in states:
             self._require_admissible(state, mates if len(states) > 1 else ())

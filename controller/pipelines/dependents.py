@@ -16,10 +16,6 @@ from controller.lifecycle.runs.dependencies import facts, open_ids
 FindRun = Callable[[str], RunState | None]
 
 
-class PredecessorGone(Exception):
-    """A run that a new one waits for is not live, and the new one does not know how it ended."""
-
-
 class Dependents:
     """The live runs that wait for each run."""
 

@@ -11,9 +11,9 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from controller.lifecycle.model import RunState
-from controller.pipelines.admissions import Admissions, NameTaken
-from controller.pipelines.dependents import Dependents, PredecessorGone
-from controller.pipelines.live_state import Families, ParentGone, RunsByNode, nodes_of
+from controller.pipelines.admissions import Admissions, NotAdmitted
+from controller.pipelines.dependents import Dependents
+from controller.pipelines.live_state import Families, RunsByNode, nodes_of
 from controller.pipelines.seams import Scheduler
 from controller.pipelines.waiting import Callers
 from controller.store.base import Commits
@@ -160,7 +160,7 @@ class NewRuns:
             return self._callers.ended
         try:
             self._admissions.take([state])
-        except (NameTaken, ParentGone, PredecessorGone) as refused:
+        except NotAdmitted as refused:
             return refused
         return self._callers.waiter(state.run.id).done
 

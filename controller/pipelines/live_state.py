@@ -129,10 +129,6 @@ def nodes_of(state: RunState) -> set[str]:
     }
 
 
-class ParentGone(Exception):
-    """The run that a new one names as its parent is not live."""
-
-
 class Families:
     """The live children of each run."""
 

@@ -167,8 +167,8 @@ class RunPipeline:
         return self._known.children_of(run_id)
 
     async def admit(self, state: RunState) -> None:
-        """Make this new run durable. Raises NameTaken, ParentGone, PredecessorGone,
-        StoreUnavailable, StoreRefused: then the run does not exist."""
+        """Make this new run durable. Raises NotAdmitted, StoreUnavailable, StoreRefused: then
+        the run does not exist."""
         await self._new_runs.admit(state)
 
     async def admit_all(self, states: Sequence[RunState]) -> list[Exception | None]:

@@ -17,8 +17,7 @@ from controller.lifecycle import reports
 from controller.lifecycle.model import Fleet, Node, NodeAddress, NodeStatus, RunState
 from controller.lifecycle.reports import Report
 from controller.nodes.sync import report_gone
-from controller.pipelines.dependents import PredecessorGone
-from controller.pipelines.live_state import ParentGone
+from controller.pipelines.admissions import ParentGone, PredecessorGone
 from controller.pipelines.run_pipeline import RunPipeline
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from tests.doubles.memory_store import MemoryDatabase

@@ -25,9 +25,7 @@ from controller.lifecycle.model import Run, RunPolicy, RunState, RunType
 from controller.lifecycle.runs.first_state import new_run
 from controller.outputs.bucket import BucketError
 from controller.outputs.store import OutputStore
-from controller.pipelines.admissions import NameTaken
-from controller.pipelines.dependents import PredecessorGone
-from controller.pipelines.live_state import ParentGone
+from controller.pipelines.admissions import NameTaken, ParentGone, PredecessorGone
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.accounts.rights import require_band, require_control
 from controller.service.accounts.secrets import SecretService

@@ -19,7 +19,8 @@ from controller.lifecycle.reports import (
     SuspendRequested,
 )
 from controller.lifecycle.runs.first_state import PlannedJob, new_run
-from controller.pipelines.dependents import Dependents, PredecessorGone, unknown_predecessors
+from controller.pipelines.admissions import PredecessorGone
+from controller.pipelines.dependents import Dependents, unknown_predecessors
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.store.base import Store
 from controller.store.errors import StoreRefused

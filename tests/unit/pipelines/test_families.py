@@ -13,7 +13,8 @@ from controller.clock import next_trigger
 from controller.lifecycle.model import JobSpec, OnParentEnd, RunPolicy, RunState
 from controller.lifecycle.reports import CompleteRequested, StopRequested
 from controller.lifecycle.runs.first_state import PlannedJob, new_run
-from controller.pipelines.live_state import ParentGone, unknown_parents
+from controller.pipelines.admissions import ParentGone
+from controller.pipelines.live_state import unknown_parents
 from controller.pipelines.run_pipeline import RunPipeline
 from fairlead.model.reasons import RunReason
 from fairlead.model.statuses import RunStatus

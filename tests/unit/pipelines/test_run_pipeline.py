@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from controller.lifecycle.reports import (
     Tick,
 )
 from controller.pipelines import run_pipeline, turn
-from controller.pipelines.admissions import NameTaken
+from controller.pipelines.admissions import Admissions, NameTaken, NotAdmitted
 from controller.pipelines.turn import Brake
 from controller.store.base import Store
 from controller.store.errors import LeaseLost, LeaseTaken, NotKnown, NotYetStored, StoreUnavailable
@@ -72,6 +73,27 @@ async def test_a_name_belongs_to_one_live_run_even_while_it_is_being_committed(
         await first
         with pytest.raises(NameTaken):
             await pipeline.admit(submitted())
+
+
+async def test_a_refusal_that_nobody_names_is_told_and_keeps_no_other_run_back(
+    database: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(NotAdmitted):
+        """A refusal that the module has not yet."""
+
+    take = Admissions.take
+
+    def refuse(admissions: Admissions, states: Sequence[RunState]) -> None:
+        if states[0].run.name == "second":
+            raise Full
+        take(admissions, states)
+
+    monkeypatch.setattr(Admissions, "take", refuse)
+    async with working(database) as (pipeline, _, _loop):
+        first, second = submitted("first"), submitted("second")
+        told, refused = await pipeline.admit_all([first, second])
+        assert (told, type(refused)) == (None, Full)
+        assert list(database.runs) == [first.run.id]
 
 
 async def test_a_finished_run_gives_its_name_back(database: Kept) -> None:
