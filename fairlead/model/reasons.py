@@ -80,7 +80,10 @@ class RunReason(StrEnum):
 
 
 class RetryEvent(StrEnum):
-    """The events that a user can list in `retry.on_events`."""
+    """The events that a user can list in `retry.on_events`.
+
+    A new one changes what `retry: true` and a `retry` without `on_events` mean: all of these.
+    """
 
     ERROR = "error"
     INTERRUPTION = "interruption"

@@ -215,7 +215,10 @@ class GpuMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodeMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /v1/node/metrics`, and as Prometheus text at `/metrics`. `disk_*` is the filesystem of
-    the shim's data folder."""
+    the shim's data folder.
+
+    A new field has a default: without one, the client refuses the answer of an older shim.
+    """
 
     at: float
     cpu: float
