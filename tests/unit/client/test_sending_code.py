@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import socket
 from collections import deque
@@ -11,6 +12,7 @@ from contextlib import ExitStack
 from enum import Enum, auto
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from fairlead import patience
 from fairlead.errors import ApiError, ConnectionLost
 from fairlead.files.upload import SEND_TRIES, send_code
 from fairlead.rest import ControllerClient
+from fairlead.submission import SENT_AGAIN, submit, with_code, with_code_there
 from tests.support.server_threads import served
 from tests.support.ssh_daemon import free_port
 
@@ -43,6 +46,8 @@ class Store:
     def __init__(self) -> None:
         self.ends: deque[End | None] = deque()
         self.stored: set[str] = set()
+        self.keys: list[str] = []
+        """Of the submissions that came."""
         self.begun = 0
         self._port = free_port()
         self._running = ExitStack()
@@ -60,8 +65,17 @@ class Store:
 
             def do_POST(self) -> None:
                 """It knows no parts."""
-                self.rfile.read(int(self.headers["Content-Length"]))
-                self._answer(404)
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.path == "/v1/runs":
+                    self._submit(json.loads(body))
+                else:
+                    self._answer(404)
+
+            def _submit(self, body: dict[str, Any]) -> None:
+                store.keys.append(body["client_key"])
+                needs = {file["uploaded"][0] for file in body["configuration"]["files"]}
+                is_there = needs <= store.stored
+                self._answer(201 if is_there else 409, "some" if is_there else "not_uploaded")
 
             def do_PUT(self) -> None:
                 end = store.ends.popleft() if store.ends else None
@@ -84,8 +98,8 @@ class Store:
                 else:
                     self._answer(200)
 
-            def _answer(self, status: int) -> None:
-                body = b'{"error": {"code": "some", "message": "a reason"}}'
+            def _answer(self, status: int, code: str = "some") -> None:
+                body = json.dumps({"error": {"code": code, "message": "a reason"}}).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -139,10 +153,13 @@ class Sent:
     def __init__(self, store: Store, folder: Path) -> None:
         self.client = Client(store)
         self.told: list[str] = []
-        for name in "ab":
-            (folder / name).write_bytes(random.Random(name).randbytes(SIZE))
-        files = {"type": "task", "commands": ["true"], "files": ["a", "b"]}
-        send_code(self.client, files, folder, {}, self.told.append)
+        send_code(self.client, written(folder), folder, {}, self.told.append)
+
+
+def written(folder: Path) -> dict[str, object]:
+    for name in "ab":
+        (folder / name).write_bytes(random.Random(name).randbytes(SIZE))
+    return {"type": "task", "commands": ["true"], "files": ["a", "b"]}
 
 
 @pytest.mark.parametrize("end", [End.CUT, End.ANSWER_LOST, End.GONE])
@@ -164,6 +181,31 @@ def test_what_the_next_leader_lacks_is_sent_again(store: Store, tmp_path: Path) 
     Sent(store, tmp_path)
     assert len(store.stored) == 2
     assert store.begun == 4
+
+
+def test_what_went_to_the_leader_before_goes_to_the_next_address(
+    store: Store, tmp_path: Path
+) -> None:
+    """Neither has a bucket, and the client goes on to the next one within one request."""
+    follower = Store()
+    follower.start()
+    store.ends.extend([None, End.GONE])
+    client, told = ControllerClient(f"{store.url},{follower.url}", "token", tell=print), list[str]()
+    files = written(tmp_path)
+    _, status = with_code_there(
+        lambda: with_code(client, files, tmp_path, "a task", {}, told.append),
+        lambda made: submitted(client, made, told),
+        told.append,
+    )
+    follower.stop()
+    assert (status, told, follower.begun) == (201, [SENT_AGAIN], 2)
+    assert follower.keys == ["one key"] * 2
+
+
+def submitted(client: ControllerClient, made: object, told: list[str]) -> tuple[bytes, int]:
+    body = {"configuration": made, "client_key": "one key"}
+    data, kept = submit(client, body, told.append)
+    return data, 200 if kept else 201
 
 
 def test_what_cuts_each_one_is_told(store: Store, tmp_path: Path) -> None:
