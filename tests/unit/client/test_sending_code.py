@@ -21,6 +21,7 @@ from fairlead.errors import ApiError, ConnectionLost
 from fairlead.files.upload import SEND_TRIES, send_code
 from fairlead.rest import ControllerClient
 from fairlead.submission import SENT_AGAIN, submit, with_code, with_code_there
+from fairlead.wire.errors import UPLOAD_NOT_STORED
 from tests.support.server_threads import served
 from tests.support.ssh_daemon import free_port
 
@@ -34,17 +35,30 @@ class End(Enum):
     CUT = auto()
     ANSWER_LOST = auto()
     REFUSED = auto()
+    AWAY = auto()
+    """Refused because what the controller needs is away."""
+    DISK_FULL = auto()
     GONE = auto()
     """It is cut, and nobody listens any more."""
     FORGOTTEN = auto()
     """It is cut, and the next leader has nothing of what was stored before."""
 
 
+REFUSALS = {
+    End.REFUSED: (413, "too_large"),
+    End.AWAY: (503, "unavailable"),
+    End.DISK_FULL: (503, UPLOAD_NOT_STORED),
+}
+
+
 class Store:
     """A controller that takes uploads."""
 
     def __init__(self) -> None:
-        self.ends: deque[End | None] = deque()
+        self.ends: deque[End | int | None] = deque()
+        """A number: the status of a proxy's answer."""
+        self.looks: deque[int] = deque()
+        """What the next questions get instead of whether the upload is there."""
         self.stored: set[str] = set()
         self.keys: list[str] = []
         """Of the submissions that came."""
@@ -61,7 +75,8 @@ class Store:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self._answer(200 if self.path.rpartition("/")[2] in store.stored else 404)
+                found = 200 if self.path.rpartition("/")[2] in store.stored else 404
+                self._answer(store.looks.popleft() if store.looks else found)
 
             def do_POST(self) -> None:
                 """It knows no parts."""
@@ -89,8 +104,11 @@ class Store:
                     self._cut()
                     return
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                if end is End.REFUSED:
-                    self._answer(413)
+                if isinstance(end, int):
+                    self._answer(end, None)
+                    return
+                if end in REFUSALS:
+                    self._answer(*REFUSALS[end])
                     return
                 store.stored.add(hashlib.sha256(body).hexdigest())
                 if end is End.ANSWER_LOST:
@@ -98,8 +116,10 @@ class Store:
                 else:
                     self._answer(200)
 
-            def _answer(self, status: int, code: str = "some") -> None:
+            def _answer(self, status: int, code: str | None = "some") -> None:
+                """`code` None: as a proxy answers."""
                 body = json.dumps({"error": {"code": code, "message": "a reason"}}).encode()
+                body = body if code else b"<html>"
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -215,8 +235,35 @@ def test_what_cuts_each_one_is_told(store: Store, tmp_path: Path) -> None:
     assert store.begun == SEND_TRIES
 
 
-def test_a_refusal_is_the_end(store: Store, tmp_path: Path) -> None:
-    store.ends.append(End.REFUSED)
+@pytest.mark.parametrize("end", [End.REFUSED, End.DISK_FULL])
+def test_a_refusal_is_the_end(store: Store, tmp_path: Path, end: End) -> None:
+    store.ends.append(end)
+    with pytest.raises(ApiError, match="a reason"):
+        Sent(store, tmp_path)
+    assert store.begun == 1
+
+
+@pytest.mark.parametrize("status", [302, 401, 413])
+def test_a_proxys_refusal_is_told_at_once(store: Store, tmp_path: Path, status: int) -> None:
+    store.ends.append(status)
+    with pytest.raises(ConnectionLost, match=f"answered with HTTP {status}, but not like"):
+        Sent(store, tmp_path)
+    assert store.begun == 1
+
+
+@pytest.mark.parametrize("end", [End.AWAY, 502, 503, 504])
+def test_what_may_be_back_in_a_moment_is_waited_for(
+    store: Store, tmp_path: Path, end: End | int
+) -> None:
+    store.ends.append(end)
+    store.looks.extend([404, 503])
+    sent = Sent(store, tmp_path)
+    assert (len(store.stored), store.begun) == (2, 3)
+    assert sent.told[-1] == "the controller is back"
+
+
+def test_a_controller_that_cannot_tell_is_not_waited_for(store: Store, tmp_path: Path) -> None:
+    store.looks.extend([404, 500])
     with pytest.raises(ApiError, match="a reason"):
         Sent(store, tmp_path)
     assert store.begun == 1
