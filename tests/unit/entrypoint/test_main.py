@@ -193,6 +193,27 @@ async def test_a_stopped_job_keeps_its_record_whatever_it_leaves_behind(tmp_path
     assert (record.exit_code, record.reason) == (3, "container_exited_with_error")
 
 
+TERMINATED_AT_ITS_END = """
+import asyncio, os, signal, sys
+close = asyncio.Runner.close
+def closing(self):
+    os.kill(os.getpid(), signal.SIGTERM)
+    close(self)
+asyncio.Runner.close = closing
+from entrypoint.main import main
+main(sys.argv[sys.argv.index("--task"):])
+"""
+
+
+async def test_a_sigterm_after_its_life_changes_no_code(tmp_path: Path) -> None:
+    """asyncio.run still waits for threads then."""
+    program = (sys.executable, "-c", TERMINATED_AT_ITS_END)
+    async with an_entrypoint(tmp_path, "--linger", "3600", wrapper=program) as (process, client):
+        await start(client, "exit 7")
+        await client.ack((await exit_of(client)).log_end)
+        assert await status_of(process) == 7
+
+
 async def test_a_told_grace_ends_what_is_left_of_the_job(tmp_path: Path) -> None:
     async with an_entrypoint(tmp_path, "--linger", "3600") as (process, client):
         await start(client, LEAVES_A_STUBBORN_CHILD)

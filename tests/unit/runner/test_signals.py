@@ -45,6 +45,29 @@ def test_a_signal_that_came_while_it_was_blocked_is_heard() -> None:
     run(act)
 
 
+def test_a_function_that_fails_loses_no_other_signal() -> None:
+    async def act() -> None:
+        signals, came, failed = Signals(), asyncio.Event(), list[object]()
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
+        error = OSError("no process is left")
+
+        def fail() -> None:
+            raise error
+
+        signals.on(signal.SIGUSR1, fail)
+        signals.on(signal.SIGUSR2, came.set)
+        # Both are in the pipe before anything reads it, the one that fails first.
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.raise_signal(number)
+        async with asyncio.timeout(10):
+            await came.wait()
+        signals.close()
+        assert failed == [error]
+
+    run(act)
+
+
 def test_more_signals_than_the_pipe_holds_are_heard() -> None:
     async def act() -> None:
         signals, came = Signals(), asyncio.Event()
