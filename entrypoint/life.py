@@ -53,8 +53,9 @@ async def live(options: Options, listener: socket.socket) -> int:
     try:
         return await serve(options, children, listener=listener, signals=signals)
     finally:
+        # The signals keep their functions until the process exits: asyncio.run still waits for
+        # threads, and a SIGTERM would end it by 143.
         await ssh_port.close()
-        signals.close()
 
 
 def run(program: str, options: Options, listener: socket.socket) -> None:

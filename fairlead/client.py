@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
@@ -43,15 +44,19 @@ from fairlead.rest import (
 )
 from fairlead.run import KnownRun, Run, Tell, key_of
 from fairlead.submission import (
+    SENT_AGAIN,
+    new_client_key,
     submit,
     submit_all,
     submit_together,
     with_code,
+    with_code_there,
     with_code_unsent,
 )
 from fairlead.summaries.offers import Offer, offers
 from fairlead.sweeps import sets_as_written
 from fairlead.task import Task
+from fairlead.wire.errors import NOT_UPLOADED
 
 Source = Task | str | os.PathLike[str] | Mapping[str, object]
 IfExists = Literal["error", "keep", "replace"]
@@ -160,14 +165,12 @@ class Client(Closing):
         is uploaded first. `env` overrides variables. The other arguments are those of `fairlead
         apply`. Raises InvalidConfiguration, Conflict when a live run has the name.
         """
-        body = {
-            **self._submission(task, env),
+        wish = {
             "name": name,
             "if_exists": if_exists,
             "parent": None if parent is None else key_of(parent),
         }
-        data, _ = submit(self.rest, body, self.tell)
-        return Run(self, decode(data, RunView))
+        return self._submitted(task, env, wish)
 
     def submit_many(
         self,
@@ -188,20 +191,34 @@ class Client(Closing):
         found = list(tasks)
         if names is not None and len(names) != len(found):
             raise UsageError(f"`names` has {len(names)} names for {len(found)} tasks")
-        known: dict[int, dict[str, object]] = {}
-        for task in found:
-            if id(task) not in known:
-                known[id(task)] = self._submission(task, env)
-        bodies = (
-            {
-                **known[id(task)],
-                "name": None if names is None else names[number],
-                "if_exists": if_exists,
-                "parent": None if parent is None else key_of(parent),
-            }
-            for number, task in enumerate(found)
-        )
-        return submit_all(self.rest, bodies, self.tell)
+        keys = [new_client_key() for _ in found]
+
+        def answered(chosen: Sequence[int]) -> list[BatchItem]:
+            known: dict[int, dict[str, object]] = {}
+            for number in chosen:
+                task = found[number]
+                if id(task) not in known:
+                    known[id(task)] = self._submission(task, env)
+            bodies = (
+                {
+                    **known[id(found[number])],
+                    "name": None if names is None else names[number],
+                    "if_exists": if_exists,
+                    "parent": None if parent is None else key_of(parent),
+                    "client_key": keys[number],
+                }
+                for number in chosen
+            )
+            return submit_all(self.rest, bodies, self.tell)
+
+        answers = answered(range(len(found)))
+        # As of one submission: the next leader may lack the code.
+        lost = [number for number, one in enumerate(answers) if _lacks_code(one)]
+        if lost:
+            self.tell(SENT_AGAIN)
+            for number, again in zip(lost, answered(lost), strict=True):
+                answers[number] = again
+        return answers
 
     def submit_together(
         self,
@@ -221,15 +238,22 @@ class Client(Closing):
             raise UsageError(f"`names` has {len(names)} names for {len(tasks)} tasks")
         if not tasks:
             raise UsageError("tasks: give at least one task")
-        bodies = [
-            {
-                **self._submission(task, env),
-                "name": None if names is None else names[number],
-                "parent": None if parent is None else key_of(parent),
-            }
-            for number, task in enumerate(tasks)
-        ]
-        data = submit_together(self.rest, bodies, self.tell)
+        keys = [new_client_key() for _ in tasks]
+
+        def bodies() -> list[dict[str, object]]:
+            return [
+                {
+                    **self._submission(task, env),
+                    "name": None if names is None else names[number],
+                    "parent": None if parent is None else key_of(parent),
+                    "client_key": keys[number],
+                }
+                for number, task in enumerate(tasks)
+            ]
+
+        data = with_code_there(
+            bodies, lambda made: submit_together(self.rest, made, self.tell), self.tell
+        )
         return [Run(self, state) for state in decode(data, _Submitted).runs]
 
     def sweep(
@@ -256,13 +280,8 @@ class Client(Closing):
         fields = {key: value for key, value in given.items() if value is not None}
         fields |= {"reuse_container": True} if reuse_container else {}
         swept = _task(task).with_sweep({**sets_as_written(params), **fields})
-        wish = {
-            **self._submission(swept, env),
-            "name": name,
-            "parent": None if parent is None else key_of(parent),
-        }
-        data, _ = submit(self.rest, wish, self.tell)
-        return Run(self, decode(data, RunView))
+        wish = {"name": name, "parent": None if parent is None else key_of(parent)}
+        return self._submitted(swept, env, wish)
 
     def deploy(
         self, service: KnownRun | str, task: Source, *, env: Mapping[str, str] | None = None
@@ -273,7 +292,22 @@ class Client(Closing):
         `submit`.
         """
         path = service_path(key_of(service), "deployments")
-        return decode(self.rest.post(path, self._submission(task, env)), DeployView)
+        data = with_code_there(
+            lambda: self._submission(task, env), partial(self.rest.post, path), self.tell
+        )
+        return decode(data, DeployView)
+
+    def _submitted(
+        self, task: Source, env: Mapping[str, str] | None, wish: Mapping[str, object]
+    ) -> Run:
+        """Submit a task with what else its submission says."""
+        keyed = {**wish, "client_key": new_client_key()}
+        data, _ = with_code_there(
+            lambda: {**self._submission(task, env), **keyed},
+            lambda body: submit(self.rest, body, self.tell),
+            self.tell,
+        )
+        return Run(self, decode(data, RunView))
 
     def _submission(self, task: Source, env: Mapping[str, str] | None) -> dict[str, object]:
         """Return the complete configuration, its code uploaded, and the user's SSH keys."""
@@ -422,3 +456,7 @@ def _task(source: Source) -> Task:
 
 def _to_stderr(text: str) -> None:
     sys.stderr.write(f"fairlead: {text}\n")
+
+
+def _lacks_code(answer: BatchItem) -> bool:
+    return answer.error is not None and answer.error.code == NOT_UPLOADED

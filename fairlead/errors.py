@@ -28,16 +28,24 @@ class ConnectionLost(FairleadError):
     """The controller cannot be reached, or the connection broke during an answer.
 
     `refused`: nothing was there that could have received the request. `unsent`: nothing of the
-    request was sent, so it was not carried out. `why`: the cause alone, in words.
+    request was sent, so it was not carried out. `why`: the cause alone, in words. `status`: the
+    HTTP status of a proxy's answer, in the controller's place.
     """
 
     def __init__(
-        self, message: str, *, refused: bool = False, unsent: bool = False, why: str = ""
+        self,
+        message: str,
+        *,
+        refused: bool = False,
+        unsent: bool = False,
+        why: str = "",
+        status: int | None = None,
     ) -> None:
         super().__init__(message)
         self.refused = refused
         self.unsent = unsent
         self.why = why
+        self.status = status
 
 
 class ClientClosed(FairleadError):

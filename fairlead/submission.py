@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from fairlead.documents.runs import BatchItem
     from fairlead.files.ignored import IsIgnored
 T = TypeVar("T")
+Answered = TypeVar("Answered")
 SUBMIT_TRIES = 5
+SENT_AGAIN = "the controller has lost the code that was sent; sending it again"
 _REQUEST_BYTES = 1 << 20
 """A controller takes twice as much; a larger run goes alone."""
 _KEPT, _ENDING = 200, 202
@@ -228,6 +230,30 @@ def with_code_unsent(
         return as_if_sent(configuration, base, environ)
 
 
+def with_code_there(
+    send: Callable[[], T], submit_it: Callable[[T], Answered], tell: Tell
+) -> Answered:
+    """Let `send` upload the code, and `submit_it` submit what it returns. Return the answer.
+
+    Without a bucket, uploads are on the leader's disk, and the next leader refuses the submission:
+    then both are done once more. Raises what they raise.
+    """
+    try:
+        return submit_it(send())
+    except ApiError as error:
+        from fairlead.wire.errors import NOT_UPLOADED  # loaded for a refusal anyway
+
+        if error.code != NOT_UPLOADED:
+            raise
+    tell(SENT_AGAIN)
+    return submit_it(send())
+
+
+def new_client_key() -> str:
+    """Return the key of a submission, by which the controller does it once."""
+    return uuid.uuid4().hex
+
+
 def submit(
     rest: ControllerClient,
     body: Mapping[str, object],
@@ -239,7 +265,7 @@ def submit(
     A run that must be replaced is awaited first. `lost`: what a first try with the body's client
     key ended with. Raises ApiError, ConnectionLost.
     """
-    keyed = {"client_key": uuid.uuid4().hex, **body}
+    keyed = {"client_key": new_client_key(), **body}
     while True:
         data, status = _repeated(partial(rest.submit, keyed), tell, lost)
         lost = None
@@ -274,7 +300,7 @@ def _in_requests(bodies: Iterable[Mapping[str, object]]) -> Iterator[list[msgspe
     runs: list[msgspec.Raw] = []
     size = 0
     for body in bodies:
-        run = msgspec.json.encode({**body, "client_key": uuid.uuid4().hex})
+        run = msgspec.json.encode({"client_key": new_client_key(), **body})
         if runs and (len(runs) == MAX_BATCH or size + len(run) > _REQUEST_BYTES):
             yield runs
             runs, size = [], 0
@@ -310,7 +336,7 @@ def submit_together(
 ) -> bytes:
     """Submit several runs as one act. Return the JSON of all of them. Raises ApiError,
     ConnectionLost."""
-    keyed = {"runs": [{**body, "client_key": uuid.uuid4().hex} for body in bodies]}
+    keyed = {"runs": [{"client_key": new_client_key(), **body} for body in bodies]}
     return _repeated(partial(rest.submit_together, keyed), tell)
 
 

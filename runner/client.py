@@ -8,6 +8,7 @@ the request.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -253,8 +254,9 @@ class RunnerClient:
         """
         if self._dial_answer is None:
             return await self._call("GET", "/v1/metrics", JobMetrics, headers=_CLOSE)
-        async with self._opened("/v1/metrics") as answer:
-            return _decode(await _body_of(answer), JobMetrics)
+        with self._transport():
+            async with asyncio.timeout(REQUEST_TIMEOUT), self._opened("/v1/metrics") as answer:
+                return _decode(await _body_of(answer), JobMetrics)
 
     async def logs(self, offset: int, *, wait: float = 0.0) -> LogPage:
         """Return frames from `offset` on, at most a few MiB; wait up to `wait` s when there are
@@ -343,7 +345,9 @@ class RunnerClient:
                 answer = await open_answer(self._dial_answer, "runner", path, REQUEST_TIMEOUT)
                 try:
                     if answer.status != 200:
-                        raise _refusal(answer.status, await _body_of(answer))
+                        async with asyncio.timeout(REQUEST_TIMEOUT):
+                            body = await _body_of(answer)
+                        raise _refusal(answer.status, body)
                     yield answer
                 finally:
                     answer.close()

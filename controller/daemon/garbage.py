@@ -15,10 +15,11 @@ import time
 log = logging.getLogger(__name__)
 
 COLLECT_SECONDS = 10.0
-"""So long after the end of a lead, or the next try to lead: until then requests that waited are
-passed on, or done. A collection stops all of this process meanwhile."""
+"""So long after the end of a lead, or the begin of the next one: until then requests that waited
+are passed on, or done. A collection stops all of this process meanwhile."""
 MAX_SECONDS = 60.0
-"""A process that leads again and again collects so long after the first end at the latest."""
+"""A process that leads again and again collects so long after the first end at the latest, unless
+it is about to lead then."""
 
 
 class Garbage:
@@ -26,32 +27,36 @@ class Garbage:
 
     def __init__(self) -> None:
         self._collecting: asyncio.TimerHandle | None = None
-        self._ended_at = 0.0
+        self._ended_at: float | None = None
         """When the first of the leads ended whose garbage is there, by the loop's clock."""
 
     def lead_ended(self) -> None:
-        if self._collecting is None:
-            self._ended_at = asyncio.get_running_loop().time()
-        self._collect_later()
+        """Note that a lead is over, or that a try to lead has failed."""
+        now = asyncio.get_running_loop().time()
+        if self._ended_at is None:
+            self._ended_at = now
+        self._collect_at(min(now + COLLECT_SECONDS, self._ended_at + MAX_SECONDS))
 
     def lead_begins(self) -> None:
-        """Note that this process tries to lead."""
-        if self._collecting is not None:
-            self._collect_later()
+        """Note that this process tries to lead: until that has begun or failed, nothing is
+        collected."""
+        self.close()
+
+    def lead_began(self) -> None:
+        if self._ended_at is not None:
+            self._collect_at(asyncio.get_running_loop().time() + COLLECT_SECONDS)
 
     def close(self) -> None:
         if self._collecting is not None:
             self._collecting.cancel()
             self._collecting = None
 
-    def _collect_later(self) -> None:
+    def _collect_at(self, time: float) -> None:
         self.close()
-        loop = asyncio.get_running_loop()
-        at = min(loop.time() + COLLECT_SECONDS, self._ended_at + MAX_SECONDS)
-        self._collecting = loop.call_at(at, self._collect)
+        self._collecting = asyncio.get_running_loop().call_at(time, self._collect)
 
     def _collect(self) -> None:
-        self._collecting = None
+        self._collecting = self._ended_at = None
         began = time.monotonic()
         gc.collect()
         log.debug("garbage was collected in %.0f ms", (time.monotonic() - began) * 1000)

@@ -145,7 +145,7 @@ async def _among_peers(
                 async with _controller(
                     options, certificate, stop, full, relay.hand_over, listening, take_back
                 ) as work:
-                    log.info("this controller leads now")
+                    _note_begin(garbage)
                     await until_stopped(work, stop, full.is_due)
                     if requests is not None and stop.is_set():
                         requests.leave()
@@ -156,7 +156,7 @@ async def _among_peers(
                 log.error("%s", error)
                 wait.note_end(error)
             except CannotStart as error:
-                _require_patience(error)
+                _note_failure(error, garbage)
                 continue
             else:
                 if not full.is_due.is_set():
@@ -174,13 +174,19 @@ async def _among_peers(
         await _give_away(relay, requests, listening)
 
 
-def _require_patience(error: CannotStart) -> None:
-    """Raise the error, unless the same try to lead may succeed later."""
+def _note_begin(garbage: Garbage) -> None:
+    log.info("this controller leads now")
+    garbage.lead_began()
+
+
+def _note_failure(error: CannotStart, garbage: Garbage) -> None:
+    """Note that a try to lead failed. Raises the error, unless the same may succeed later."""
     # Another one was faster, or the leader is of a version that shows itself nowhere; or a leader
     # whose machine vanished still keeps the lease's row.
     if not isinstance(error.__cause__, LeaseHeld | LeaseLost | StoreUnavailable):
         raise error
     log.info("it can't lead yet: %s", error)
+    garbage.lead_ended()
 
 
 async def _first_look(options: Options, peers: Peers, stop: asyncio.Event) -> Wait:

@@ -162,8 +162,10 @@ class Tries:
                 return error
         why = "; ".join(f"{address.url}: {_why(error)}" for address, error in failures.items())
         lost = [error for error in failures.values() if isinstance(error, ConnectionLost)]
+        statuses = [error.status for error in lost if error.status is not None]
         return ConnectionLost(
             f"cannot reach any of the controllers ({why}); is one of them running?",
+            status=max(statuses) if len(statuses) == len(failures) else None,
             refused=all(error.refused for error in lost),
             unsent=all(error.unsent for error in lost),
         )

@@ -404,6 +404,7 @@ class Requests:
                 f"{url} answered with HTTP {status}, but not like a Fairlead controller; "
                 f"is the URL right?",
                 refused=True,
+                status=status,
                 why=f"it answers with HTTP {status}, but not like a Fairlead controller",
             )
         return api_error(status, detail.code, detail.message, detail.field)

@@ -13,7 +13,7 @@ from fairlead.configuration.parse import parse
 from fairlead.errors import ApiError, ConnectionLost, FairleadError
 from fairlead.files.ignored import IsIgnored
 from fairlead.files.packing import Upload, checked, pack
-from fairlead.patience import Outages, Patience, is_away
+from fairlead.patience import Outages, Patience
 from fairlead.rest import ControllerClient
 from fairlead.wire.blobs import MAX_PARTS
 
@@ -79,6 +79,12 @@ _SENT_WHOLE_AFTER = (
     HTTPStatus.BAD_REQUEST,  # an old upload is damaged on its disk
 )
 
+_AWAY = (
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,  # nobody leads, or the database is away
+    HTTPStatus.GATEWAY_TIMEOUT,
+)
+
 
 class _Sending:
     """Sends uploads until all are there, also if controllers end meanwhile."""
@@ -109,7 +115,9 @@ class _Sending:
             try:
                 _send(self._client, digest, upload, self._tell)
                 return
-            except ConnectionLost as error:
+            except FairleadError as error:
+                if not _may_be_back(error):
+                    raise
                 # What has cut each one cuts the next one, too.
                 self._left -= 1
                 if not self._left:
@@ -122,7 +130,7 @@ class _Sending:
                 found = self._client.has_upload(digest)
             except FairleadError as error:
                 # Before anybody has answered, the URL may be wrong.
-                if not (self._has_answered and is_away(error)):
+                if not (self._has_answered and _may_be_back(error)):
                     raise
                 self._lost(error)
             else:
@@ -135,6 +143,18 @@ class _Sending:
     def _lost(self, error: FairleadError) -> None:
         self._losses += 1
         self._patience.lost(error)
+
+
+def _may_be_back(error: FairleadError) -> bool:
+    """Return whether the controller, or what it needs, may take the same in a moment."""
+    if isinstance(error, ConnectionLost):
+        # A proxy says so with 502 and others; its 413, or the 302 of a login, stays.
+        return error.status is None or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    if not isinstance(error, ApiError) or error.status not in _AWAY:
+        return False
+    from fairlead.wire.errors import UPLOAD_NOT_STORED
+
+    return error.code != UPLOAD_NOT_STORED
 
 
 def _send(

@@ -14,6 +14,12 @@ LEADS_NO_MORE = "leads_no_more"
 STORE_UNAVAILABLE = "store_unavailable"
 """The code where the database could not be asked; it may be in a moment."""
 
+UPLOAD_NOT_STORED = "upload_not_stored"
+"""The code where the controller's disk takes no upload: it is full, or broken."""
+NOT_UPLOADED = "not_uploaded"
+"""The code where the controller does not have the code of the user's that a run needs, or no longer
+has it."""
+
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     code: str

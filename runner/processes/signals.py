@@ -53,7 +53,8 @@ class Signals:
         # One call for each kind of signal, as the kernel merges those that wait.
         for number in dict.fromkeys(came):
             if (act := self._acts.get(number)) is not None:
-                act()
+                # Not here: one that fails would lose the others of this read.
+                self._loop.call_soon(act)
 
 
 def _told_by_the_pipe(number: int, frame: FrameType | None) -> None:

@@ -92,7 +92,22 @@ async def arrival(folder: Path, name: str) -> None:
     finally:
         # The kernel frees what was watched after a grace period of its own, 14 ms and more, and
         # close(2) waits for it: here, every task of this node would, and this one's start.
-        asyncio.get_running_loop().run_in_executor(None, os.close, fd)
+        _close_elsewhere(fd)
+
+
+def _close_elsewhere(fd: int) -> None:
+    left = [fd]
+
+    def close() -> None:
+        # Once: what no thread could be started for stays in the queue of the next one, and another
+        # file may have the number by then.
+        with contextlib.suppress(IndexError):
+            os.close(left.pop())
+
+    try:
+        asyncio.get_running_loop().run_in_executor(None, close)
+    except RuntimeError:  # no thread can be started, or this process ends
+        close()
 
 
 def _is_there(path: Path) -> bool:

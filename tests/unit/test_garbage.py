@@ -59,22 +59,33 @@ async def test_leads_that_end_together_are_freed_together(monkeypatch: pytest.Mo
 
 
 async def test_a_lead_that_begins_is_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the first of the leads ended long ago."""
     monkeypatch.setattr(garbage, "COLLECT_SECONDS", 0.0)
+    monkeypatch.setattr(garbage, "MAX_SECONDS", 0.0)
     leading, following = Garbage(), Garbage()
     collected: list[int] = []
     monkeypatch.setattr(gc, "collect", lambda: collected.append(len(collected)))
     leading.lead_ended()
-    monkeypatch.setattr(garbage, "COLLECT_SECONDS", 1000.0)
     leading.lead_begins()
-    monkeypatch.setattr(garbage, "COLLECT_SECONDS", 0.0)
     following.lead_begins()
+    following.lead_began()  # it has no garbage
     # Timers run in order.
     following.lead_ended()
     await eventually(lambda: bool(collected))
     assert collected == [0]
-    leading.lead_begins()
+    leading.lead_began()
     await eventually(lambda: len(collected) > 1)
-    leading.close()
+
+
+async def test_what_waited_for_a_lead_is_freed_when_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(garbage, "COLLECT_SECONDS", 0.0)
+    collector, lead = Garbage(), weakref.ref(ALead())
+    collector.lead_ended()
+    collector.lead_begins()
+    collector.lead_ended()
+    await eventually(partial(_is_freed, lead))
 
 
 async def test_leads_one_after_the_other_delay_it_for_some_time_at_most(
@@ -85,8 +96,10 @@ async def test_leads_one_after_the_other_delay_it_for_some_time_at_most(
     collector = Garbage()
     lead = weakref.ref(ALead())
     collector.lead_ended()
-    monkeypatch.setattr(garbage, "MAX_SECONDS", 0.0)
     collector.lead_begins()
+    collector.lead_began()
+    monkeypatch.setattr(garbage, "MAX_SECONDS", 0.0)
+    collector.lead_ended()
     await eventually(partial(_is_freed, lead))
 
 

@@ -11,6 +11,7 @@ from controller.blobs import BlobDamaged, BlobStore, BlobTooLarge, PartsMissing,
 from controller.outputs.bucket import BucketError
 from controller.store.accounts import User
 from fairlead.wire.blobs import Part
+from fairlead.wire.errors import UPLOAD_NOT_STORED
 
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -72,7 +73,8 @@ def _refusals() -> Iterator[None]:
     except BucketError as error:
         raise why_unreachable(error) from error
     except OSError as error:
-        raise Unavailable(f"the upload cannot be stored: {error.strerror}") from error
+        why = f"the upload cannot be stored: {error.strerror}"
+        raise Unavailable(why, code=UPLOAD_NOT_STORED) from error
 
 
 def why_unreachable(error: BucketError) -> Unavailable:

@@ -64,7 +64,7 @@ from fairlead.configuration.runs.masking import public
 from fairlead.configuration.runs.plan import Defaults, Plan, kept_for_next, to_run
 from fairlead.model.service import ServicePolicy
 from fairlead.model.statuses import FINAL_RUN_STATUSES
-from fairlead.wire.errors import Refused
+from fairlead.wire.errors import NOT_UPLOADED, Refused
 
 _SAME_MOMENT_SECONDS = 1.0
 
@@ -456,7 +456,7 @@ class SubmissionService:
                 raise Conflict(
                     f"the upload {digest} of {user.name} is missing or expired; apply the run "
                     f"again",
-                    code="not_uploaded",
+                    code=NOT_UPLOADED,
                     field="repos" if any(spec.repos for spec in plan.specs) else "files",
                 )
 

@@ -34,7 +34,6 @@ export class LogView {
     this.filling = null; // the generation that `fill` asks windows for
     this.generation = 0; // goes up with each part of a log that is asked for
     this.isPlacing = false; // whether the reader holds the slider
-    this.isAnswered = false; // whether a controller has answered while it was followed; earlier versions do not
     this.isDrawn = false; // whether rows were drawn, and the view moved to its end, since it was looked at
     this.closed = new AbortController();
     this.listen();
@@ -474,21 +473,28 @@ export class LogView {
     });
     this.socket = socket;
     let asked = Date.now(); // since when it owes an answer; 0: it owes none
-    socket.onopen = () => (asked = 0);
+    let isAnswered = false; // whether it has answered a question; earlier versions answer none
+    const question = () => {
+      asked ||= Date.now();
+      socket.send("");
+    };
+    socket.onopen = () => {
+      asked = 0;
+      question();
+    };
     socket.onmessage = (event) => {
       asked = 0;
       if (this.socket !== socket) return;
       const frame = JSON.parse(event.data);
       if ("text" in frame) this.came(frame);
-      else this.isAnswered = true;
+      else isAnswered = true;
     };
     // The kernel of a process that hangs keeps the connection, and a page sees no ping.
     const asking = setInterval(() => {
       if (this.socket !== socket) return clearInterval(asking);
-      if (asked && this.isAnswered && Date.now() - asked > SILENT) return this.lost(socket);
-      if (socket.readyState !== WebSocket.OPEN) return;
-      asked ||= Date.now();
-      socket.send("");
+      const isOwed = isAnswered || socket.readyState === WebSocket.CONNECTING;
+      if (asked && isOwed && Date.now() - asked > SILENT) return this.lost(socket);
+      if (socket.readyState === WebSocket.OPEN) question();
     }, ASK_EVERY);
     socket.onclose = (event) => {
       // A socket that was closed on purpose tells of it when another may be open.

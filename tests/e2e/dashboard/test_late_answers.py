@@ -187,6 +187,10 @@ class Log:
         self.address = address
         self.windows, self.searches = windows, searches
         self.sockets: asyncio.Queue[WebSocketRoute] = asyncio.Queue()
+        self.asked: asyncio.Queue[str | bytes] = asyncio.Queue()
+        """What the page says to those that follow for it."""
+        self.may_connect = asyncio.Event()
+        self.may_connect.set()
         self.view, self.rows = page.locator(".log-view"), page.locator(".log-row")
         self.here = page.locator(".log-here .log-text")
 
@@ -197,10 +201,15 @@ class Log:
         """Return the request for the end of the first job's log."""
         await self.page.route(WINDOWS, self.windows)
         await self.page.route(SEARCHES, self.searches)
-        await self.page.route_web_socket(FOLLOWED, self.sockets.put_nowait)
+        await self.page.route_web_socket(FOLLOWED, self._follow)
         await self.page.add_init_script(DRAW_BY_HAND)
         await self.page.goto(f"{self.address}/dashboard/runs/sweep")
         return await self.windows.next("attempt=of-0-attempt-0")
+
+    async def _follow(self, socket: WebSocketRoute) -> None:
+        socket.on_message(self.asked.put_nowait)
+        self.sockets.put_nowait(socket)
+        await self.may_connect.wait()
 
     async def choose(self, job: int) -> Route:
         await self.part("choice").select_option(f"of-{job}-attempt-0")
@@ -363,12 +372,11 @@ async def test_a_log_is_followed_until_the_reader_goes_up(log: Log) -> None:
 async def test_a_log_whose_controller_says_nothing_any_more_goes_on_at_another_one(
     log: Log,
 ) -> None:
-    page = log.page
+    page, asked = log.page, log.asked
     await page.add_init_script(ASK_BY_HAND)
     await give(page, await log.open(), window("line"))
     socket = await taken(log.sockets)
-    asked: asyncio.Queue[str | bytes] = asyncio.Queue()
-    socket.on_message(asked.put_nowait)
+    await taken(asked)  # at once, so that its controller is known to answer
 
     async def draws(number: int, by: WebSocketRoute) -> None:
         by.send(json.dumps(frame("line", number)))
@@ -393,11 +401,25 @@ async def test_a_log_whose_controller_says_nothing_any_more_goes_on_at_another_o
     await asks(34_000)
     await taken(asked)
     assert log.sockets.empty()
+    log.may_connect.clear()
     await asks(36_000)
     await expect(log.part("status")).to_have_text("The connection was lost; trying again.")
+    # The kernel of the next one takes the connection, and its process hangs.
+    await taken(log.sockets)
+    await asks(50_000)
+    assert log.sockets.empty()
+    await asks(52_000)
+    log.may_connect.set()
     again = await taken(log.sockets)
     assert f"offset={102 * ROW}&" in again.url
+    # This one is of an earlier version again, unlike the first, which has answered.
+    await taken(asked)
+    await asks(60_000)
+    await taken(asked)
+    await asks(70_000)
+    await taken(asked)
     await draws(102, again)
+    assert log.sockets.empty()
     await expect(log.rows).to_have_count(103)
     await expect(log.part("status")).to_have_text("")
 

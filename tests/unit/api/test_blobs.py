@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -40,6 +41,17 @@ async def test_an_upload_is_there_once_it_was_sent(api: Api) -> None:
         assert await said(answer) == (200, stored)
     async with api.get(PLACE) as answer:
         assert await said(answer) == (200, stored)
+
+
+async def test_a_full_disk_has_a_code_of_its_own(
+    api: Api, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(controller.blobs, "put", full)
+    async with api.put(PLACE, data=CONTENT) as answer:
+        assert await said(answer) == (503, "upload_not_stored")
 
 
 async def test_a_run_whose_files_were_uploaded_is_taken(api: Api, controller: Controller) -> None:

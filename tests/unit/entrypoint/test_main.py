@@ -103,13 +103,20 @@ import sys
 sys.path[:0] = {folders!r}
 from entrypoint import module_file
 assert module_file.use()
+def note(what, module):
+    with open({noted!r}, "a") as noted:
+        noted.write(f"{{what}}: {{module.__name__}}\\n")
 execute = module_file.ModuleFile._execute
 def noting(self, module):
     if module.__name__ in module_file.LATER or module.__name__ in module_file.GIVEN:
-        with open({noted!r}, "a") as noted:
-            noted.write(f"{{module.__name__}}\\n")
+        note("needed", module)
     execute(self, module)
 module_file.ModuleFile._execute = noting
+put_off = module_file.ModuleFile._put_off
+def putting_off(self, module):
+    note("put off", module)
+    put_off(self, module)
+module_file.ModuleFile._put_off = putting_off
 from entrypoint.main import main
 main(sys.argv[sys.argv.index("--task"):])
 """
@@ -135,7 +142,9 @@ async def test_a_job_needs_no_code_that_is_put_off(tmp_path: Path) -> None:
         await client.metrics()
         await client.ack((await exit_of(client)).log_end)
         assert await status_of(process) == 7
-    assert not noted.exists(), noted.read_text()
+    found = noted.read_text().splitlines()
+    assert [line for line in found if line.startswith("needed")] == []
+    assert {"put off: inspect", "put off: platform"} <= set(found)
 
 
 async def test_it_exits_by_itself_when_nobody_reads(tmp_path: Path) -> None:
@@ -191,6 +200,27 @@ async def test_a_stopped_job_keeps_its_record_whatever_it_leaves_behind(tmp_path
         assert (await client.health()).state is RunnerState.RUNNING
     record = record_in(tmp_path)
     assert (record.exit_code, record.reason) == (3, "container_exited_with_error")
+
+
+TERMINATED_AT_ITS_END = """
+import asyncio, os, signal, sys
+close = asyncio.Runner.close
+def closing(self):
+    os.kill(os.getpid(), signal.SIGTERM)
+    close(self)
+asyncio.Runner.close = closing
+from entrypoint.main import main
+main(sys.argv[sys.argv.index("--task"):])
+"""
+
+
+async def test_a_sigterm_after_its_life_changes_no_code(tmp_path: Path) -> None:
+    """asyncio.run still waits for threads then."""
+    program = (sys.executable, "-c", TERMINATED_AT_ITS_END)
+    async with an_entrypoint(tmp_path, "--linger", "3600", wrapper=program) as (process, client):
+        await start(client, "exit 7")
+        await client.ack((await exit_of(client)).log_end)
+        assert await status_of(process) == 7
 
 
 async def test_a_told_grace_ends_what_is_left_of_the_job(tmp_path: Path) -> None:

@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 
 from fairlead.wire.frames import BadFrame, Decoder
+from runner import client as client_module
 from runner.client import RunnerClient, RunnerError, RunnerUnavailable
 from tests.support.dialling import dial_to
 from tests.unit.runner.harness import DEADLINE, a_session
 
 MIB = 1 << 20
 ENDLESS = -1
+DRIPS = -2
+"""Endless too, and slow: no wait for the next byte is long."""
 OK = b"HTTP/1.1 200 OK\r\n"
 JSON = b"Content-Type: application/json\r\n"
 Ask = Callable[[RunnerClient], Awaitable[object]]
@@ -70,6 +73,9 @@ async def impostor(folder: Path, head: bytes, body: bytes, repeat: int) -> Async
                 writer.write(body)
                 await writer.drain()
                 sent += 1
+                if repeat == DRIPS:
+                    sent = 0
+                    await asyncio.sleep(0.01)
         writer.close()
 
     path = folder / "runner.sock"
@@ -105,6 +111,7 @@ ANSWERS = {
     ),
     "a cut answer": (OK + b"Content-Length: 100\r\n\r\n", b"{", 1),
 }
+LONG_BODY = b"Content-Length: 1000000\r\n\r\n"
 
 
 @pytest.mark.parametrize("asked", ASKED)
@@ -126,6 +133,28 @@ async def test_each_hostile_answer_is_an_error_within_bounds(
     finally:
         tracemalloc.stop()
     assert peak < 64 * MIB
+
+
+@pytest.mark.parametrize(
+    ("head", "asked"),
+    [
+        *((OK + LONG_BODY, asked) for asked in ASKED if asked != "status"),
+        *((b"HTTP/1.1 500 No\r\n" + LONG_BODY, asked) for asked in ASKED),
+    ],
+)
+async def test_an_answer_that_drips_has_a_limit_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: bytes, asked: str
+) -> None:
+    """A status may drip: it is a stream, which each byte keeps open."""
+    monkeypatch.setattr(client_module, "REQUEST_TIMEOUT", 0.1)
+    monkeypatch.setattr(client_module, "FIRST_PAGE_WAIT", 0.0)
+    async with (
+        impostor(tmp_path, head, b"x", DRIPS) as path,
+        a_session(path) as session,
+        asyncio.timeout(DEADLINE),
+    ):
+        with pytest.raises(RunnerUnavailable):
+            await ASKED[asked](RunnerClient(session, dial_answer=dial_to(path)))
 
 
 async def test_a_long_complaint_is_cut(tmp_path: Path) -> None:

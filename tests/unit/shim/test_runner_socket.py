@@ -6,12 +6,17 @@ import asyncio
 import os
 import socket
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from fairlead.wire.shim import TaskStatus
+from shim.access import runner_socket
 from shim.access.runner_socket import arrival
 from tests.support.waiting import LONG, eventually
 from tests.unit.shim.parts import CALLER, Node, listen, put, until
@@ -106,18 +111,62 @@ async def test_a_file_that_comes_by_renaming_has_arrived_too(tmp_path: Path) -> 
         await arrival(tmp_path / "nowhere", "wanted")
 
 
-async def test_the_loop_does_not_wait_until_the_kernel_has_closed_a_watch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """14 ms each: 20 tasks that started at once had a loop that stood still for 0.4 s of 2.5."""
-    close, closed_in, before = os.close, list[int](), len(os.listdir("/proc/self/fd"))
+class Watches:
+    """Those that `arrival` has made. `closed_in`: the threads that have closed one."""
+
+    def __init__(self) -> None:
+        self.open: set[int] = set()
+        self.closed_in: list[int] = []
+
+
+@pytest.fixture
+def watches(monkeypatch: pytest.MonkeyPatch) -> Watches:
+    made, watch, close = Watches(), runner_socket._watch, os.close
+
+    def watching(folder: Path) -> int:
+        made.open.add(fd := watch(folder))
+        return fd
 
     def noting(fd: int) -> None:
-        if os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:inotify":
-            closed_in.append(threading.get_ident())
+        if fd in made.open:
+            made.open.remove(fd)
+            made.closed_in.append(threading.get_ident())
         close(fd)
 
+    monkeypatch.setattr(runner_socket, "_watch", watching)
     monkeypatch.setattr(os, "close", noting)
+    return made
+
+
+class NoThreads(ThreadPoolExecutor):
+    """As one whose process may have no more: it keeps what it was given, for its next thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Callable[[], object]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *given: Any, **_: Any) -> Future[Any]:
+        self.kept.append(partial(fn, *given))
+        raise RuntimeError("can't start new thread")
+
+
+async def test_a_watch_is_closed_once_also_when_no_thread_can_be_started(
+    tmp_path: Path, watches: Watches
+) -> None:
+    threads = NoThreads()
+    asyncio.get_running_loop().set_default_executor(threads)
+    (tmp_path / "there").touch()
+    await arrival(tmp_path, "there")
+    assert watches.open == set()
+    for close in threads.kept:
+        close()  # of a number that another file may have by now
+    assert watches.closed_in == [threading.get_ident()]
+
+
+async def test_the_loop_does_not_wait_until_the_kernel_has_closed_a_watch(
+    tmp_path: Path, watches: Watches
+) -> None:
+    """14 ms each: 20 tasks that started at once had a loop that stood still for 0.4 s of 2.5."""
     (tmp_path / "there").touch()
     await arrival(tmp_path, "there")
     waiting = asyncio.create_task(arrival(tmp_path, "wanted"))
@@ -125,9 +174,9 @@ async def test_the_loop_does_not_wait_until_the_kernel_has_closed_a_watch(
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_default_executor()
-    assert len(closed_in) == 2
-    assert threading.get_ident() not in closed_in
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(watches.closed_in) == 2
+    assert threading.get_ident() not in watches.closed_in
+    assert watches.open == set()
 
 
 def test_two_shims_with_their_sockets_in_one_folder_have_doors_of_their_own(

@@ -26,7 +26,15 @@ from fairlead.follow import follow_run
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead.patience import FIRST_WAIT_SECONDS, Outages
 from fairlead.rest import ControllerClient, decode, run_path
-from fairlead.submission import completed, given_variables, read_document, submit, with_code
+from fairlead.submission import (
+    completed,
+    given_variables,
+    new_client_key,
+    read_document,
+    submit,
+    with_code,
+    with_code_there,
+)
 from fairlead.summaries.progress import step_of, why
 
 SESSION = "/tmp/.fairlead-shell"
@@ -76,11 +84,15 @@ def shell(
         )
     client = settings.client()
     configuration = _interactive(file, env, os.environ)
-    configuration = with_code(
-        client, configuration, file.resolve().parent, str(file), os.environ, output.note
-    )
-    body = {"configuration": configuration, "name": name, "ssh_keys": keys}
-    run = decode(submit(client, body, output.note)[0], RunView)
+    wish = {"name": name, "ssh_keys": keys, "client_key": new_client_key()}
+
+    def send() -> dict[str, object]:
+        here = file.resolve().parent
+        sent = with_code(client, configuration, here, str(file), os.environ, output.note)
+        return {**wish, "configuration": sent}
+
+    data, _ = with_code_there(send, lambda body: submit(client, body, output.note), output.note)
+    run = decode(data, RunView)
     output.note(f"submitted {run.name}")
     try:
         _await_running(client, run)

@@ -27,10 +27,12 @@ from fairlead.submission import (
     completed,
     filled,
     given_variables,
+    new_client_key,
     read_document,
     require_valid,
     submit,
     with_code,
+    with_code_there,
     with_overrides,
 )
 
@@ -86,23 +88,25 @@ def apply(
             raise refused
         client = settings.client()
         here = file.resolve().parent
-        configuration = with_code(
-            client, configuration, here, str(file), os.environ, output.note, document
-        )
-        if failed_of is not None:
-            from fairlead.cli.commands.runs.sweeps import with_failed_sets
-
-            configuration = with_failed_sets(client, configuration, failed_of)
         wish = {
-            "configuration": configuration,
             "name": name,
             "ssh_keys": public_keys(os.environ, Path.home()),
             "if_exists": if_exists,
             "parent": parent,
+            "client_key": client_key or new_client_key(),
         }
-        if client_key is not None:
-            wish["client_key"] = client_key
-        follow = submitted(client, wish, yes, lost)
+
+        def send() -> dict[str, Any]:
+            sent = with_code(
+                client, configuration, here, str(file), os.environ, output.note, document
+            )
+            if failed_of is not None:
+                from fairlead.cli.commands.runs.sweeps import with_failed_sets
+
+                sent = with_failed_sets(client, sent, failed_of)
+            return {**wish, "configuration": sent}
+
+        follow = with_code_there(send, lambda body: submitted(client, body, yes, lost), output.note)
     return follow(detach, json)
 
 

@@ -12,14 +12,21 @@ from cyclopts import Parameter
 from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Overrides
-from fairlead.cli.commands.runs.applying import submit_and_follow
+from fairlead.cli.commands.runs.applying import submitted
 from fairlead.configuration.text import sbatch as sbatch_text
 from fairlead.configuration.text.sbatch import SbatchError, convert
 from fairlead.configuration.text.source import Document
 from fairlead.configuration.text.written import as_yaml
 from fairlead.errors import InvalidConfiguration, UsageError
 from fairlead.files.ssh_keys import public_keys
-from fairlead.submission import completed, given_variables, with_code, with_overrides
+from fairlead.submission import (
+    completed,
+    given_variables,
+    new_client_key,
+    with_code,
+    with_code_there,
+    with_overrides,
+)
 
 
 def sbatch(
@@ -76,17 +83,22 @@ def sbatch(
         return 0
     configuration = completed(document, os.environ, given_variables(env, os.environ))
     client = settings.client()
-    configuration = with_code(
-        client, configuration, Path.cwd(), str(script), os.environ, output.note, document
-    )
     wish = {
-        "configuration": configuration,
         "name": None,
         "ssh_keys": public_keys(os.environ, Path.home()),
         "if_exists": "error",
         "parent": None,
+        "client_key": new_client_key(),
     }
-    return submit_and_follow(client, wish, False, detach=not wait, json=False)
+
+    def send() -> dict[str, object]:
+        sent = with_code(
+            client, configuration, Path.cwd(), str(script), os.environ, output.note, document
+        )
+        return {**wish, "configuration": sent}
+
+    follow = with_code_there(send, lambda body: submitted(client, body, False), output.note)
+    return follow(not wait, False)
 
 
 def _read(

@@ -23,9 +23,11 @@ from fairlead.rest import ControllerClient, decode
 from fairlead.submission import (
     completed,
     given_variables,
+    new_client_key,
     read_document,
     submit_together,
     with_code,
+    with_code_there,
     with_overrides,
 )
 
@@ -55,14 +57,33 @@ def apply_together(
     configurations = [completed(document, os.environ, variables) for document in documents]
     client = settings.client()
     keys = public_keys(os.environ, Path.home())
-    bodies: list[dict[str, object]] = []
-    for file, document, configuration in zip(files, documents, configurations, strict=True):
+    wishes = [{"ssh_keys": keys, "parent": parent, "client_key": new_client_key()} for _ in files]
+    for configuration in configurations:
         tell_translation(configuration)
-        base = file.resolve().parent
-        sent = with_code(client, configuration, base, str(file), os.environ, output.note, document)
-        bodies.append({"configuration": sent, "ssh_keys": keys, "parent": parent})
+
+    def send() -> list[dict[str, object]]:
+        return [
+            {
+                **wish,
+                "configuration": with_code(
+                    client,
+                    configuration,
+                    file.resolve().parent,
+                    str(file),
+                    os.environ,
+                    output.note,
+                    document,
+                ),
+            }
+            for wish, file, document, configuration in zip(
+                wishes, files, documents, configurations, strict=True
+            )
+        ]
+
     try:
-        data = submit_together(client, bodies, output.note)
+        data = with_code_there(
+            send, lambda bodies: submit_together(client, bodies, output.note), output.note
+        )
     except ApiError as error:
         raise _in_its_file(error, documents) from None
     return _go_on(client, data, detach=detach, json=json)

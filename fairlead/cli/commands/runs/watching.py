@@ -35,10 +35,12 @@ from fairlead.rest import ControllerClient, decode
 from fairlead.submission import (
     completed,
     given_variables,
+    new_client_key,
     read_document,
     submit,
     with_code,
     with_code_digested,
+    with_code_there,
     with_overrides,
 )
 from fairlead.summaries.progress import why
@@ -387,33 +389,42 @@ class _Submitting:
         self._parent = parent
 
     def __call__(self, replaced: str | None) -> Submitted:
-        configuration = self._watched.sent(self._client)
         wish = {
-            "configuration": configuration,
             "name": replaced or self._name,
             "ssh_keys": public_keys(os.environ, Path.home()),
             "if_exists": "replace" if replaced else self._if_exists,
             "parent": self._parent,
             "starts_again": True,
+            "client_key": new_client_key(),
         }
-        data, kept = submit(self._client, wish, output.note)
-        return Submitted(run=decode(data, RunView), seen=as_seen(configuration), is_kept=kept)
+
+        def submitted(configuration: object) -> Submitted:
+            body = {**wish, "configuration": configuration}
+            data, kept = submit(self._client, body, output.note)
+            return Submitted(run=decode(data, RunView), seen=as_seen(configuration), is_kept=kept)
+
+        return with_code_there(lambda: self._watched.sent(self._client), submitted, output.note)
 
     def again(self, run: RunView) -> Submitted:
         """Start the run's job again in its container; return once it has started. Raises
         NotInPlace, FairleadError."""
-        configuration = self._watched.sent(self._client)
-        body = {"configuration": configuration}
-        try:
+
+        def ordered(configuration: object) -> tuple[object, RunView]:
             # The same request again starts nothing more.
-            path = f"/v1/runs/{run.id}/start-again"
-            accepted = decode(self._client.post(path, body, repeatable=True), RunView)
-        except ApiError as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                raise NotInPlace("the controller is of an older version") from None
-            if error.code not in _NOT_IN_PLACE:
-                raise
-            raise NotInPlace(str(error)) from None
+            path, body = f"/v1/runs/{run.id}/start-again", {"configuration": configuration}
+            try:
+                data = self._client.post(path, body, repeatable=True)
+                return configuration, decode(data, RunView)
+            except ApiError as error:
+                if error.status == HTTPStatus.NOT_FOUND:
+                    raise NotInPlace("the controller is of an older version") from None
+                if error.code not in _NOT_IN_PLACE:
+                    raise
+                raise NotInPlace(str(error)) from None
+
+        configuration, accepted = with_code_there(
+            lambda: self._watched.sent(self._client), ordered, output.note
+        )
         lines = follow_run(self._client, accepted.id, Outages(output.note))
         started = until_begun(line.run for line in lines if line.run is not None)
         return Submitted(run=started, seen=as_seen(configuration), in_place=True)
