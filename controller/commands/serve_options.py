@@ -234,7 +234,7 @@ class ServiceOptions:
         str | None,
         Parameter(
             help="The dashboard's URL in a browser, such as https://fairlead.example.com. Services"
-            " send visitors there to log in; behind a reverse proxy its scheme counts."
+            " send visitors there to log in. With https:, a reverse proxy terminates TLS."
         ),
     ] = None
     allow_plain_http: Annotated[
