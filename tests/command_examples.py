@@ -32,7 +32,7 @@ SECTIONS = {
         Command(
             "apply",
             "fairlead apply -f train.yaml -e EPOCHS=3",
-            "The exit status is the job's exit code. A scheduled run is left to its triggers. "
+            "The exit status is the job's exit code. A scheduled run is not followed. "
             "`--if-exists keep` follows the live run, whatever its configuration, and says so. "
             "A file with `type: fleet` makes [its hosts nodes](nodes.md#many-hosts-at-once); "
             "one with `type: gateway` adds a [gateway](gateways.md).",
@@ -65,7 +65,7 @@ SECTIONS = {
         Command(
             "shell",
             "fairlead shell -f train.yaml -- python3 train.py --smoke-test",
-            "The job ends when you leave, also when the connection breaks.",
+            "The job ends when you leave or the connection breaks.",
         ),
         Command(
             "plan",
@@ -92,8 +92,8 @@ SECTIONS = {
         Command(
             "inspect",
             "fairlead inspect train",
-            "It shows recent attempts, ranks, incarnations and why the gang switched, occurrences, "
-            "and children.",
+            "It shows recent attempts, ranks, occurrences and children. For a gang it also shows "
+            "the incarnations and why the gang switched.",
         ),
         Command(
             "explain",
@@ -138,7 +138,7 @@ SECTIONS = {
         Command(
             "retry",
             "fairlead retry sweep --failed",
-            "After its end they become a new run with the same name, from what was stored with it.",
+            "After the sweep's end they become a new run of the same name, from what was stored.",
         ),
         Command("scale", "fairlead scale sweep --parallel 16"),
         Command(
@@ -171,8 +171,8 @@ SECTIONS = {
         Command(
             "login",
             "fairlead login https://fairlead.example.com",
-            "It checks the token and saves both in `~/.config/fairlead/controllers.json`, which "
-            "only you can read.",
+            "It checks the token and saves it with the address in "
+            "`~/.config/fairlead/controllers.json`, which only you can read.",
         ),
         Command("logout", "fairlead logout"),
         Command("use", "fairlead use fairlead.example.com"),
@@ -199,14 +199,14 @@ SECTIONS = {
         Command(
             "node install",
             "fairlead node install root@10.0.0.5 --name gpu-1 --bundle fairlead-node.tar",
-            "It runs where you are, and your keys stay with you. If you run it again, it changes "
+            "It runs on your machine, where your keys stay. If you run it again, it changes "
             "only what differs. [More](nodes.md#machines-that-exist-one-command-for-each).",
         ),
         Command(
             "node add",
             "fairlead node add gpu-1 --host 10.0.0.5 --accept-host-key "
             "SHA256:ZUfz7NlnaNUBl7mg4fRDJHmYJYcKVHaUsmFvXsGJqzg",
-            "The shim runs there already. The controller accepts only the host key that you name.",
+            "Its shim must already run. The controller accepts only the host key that you name.",
         ),
         Command(
             "node user-data",
@@ -232,7 +232,7 @@ SECTIONS = {
         Command(
             "node drain",
             'fairlead node drain gpu-1 --reason "new driver" --deadline 30m',
-            "Without a deadline, you wait until its jobs end.",
+            "Without a deadline, its jobs run until they end by themselves.",
         ),
         Command("node resume", "fairlead node resume gpu-1"),
         Command(
@@ -248,7 +248,7 @@ SECTIONS = {
         Command(
             "node tasks",
             "fairlead node tasks gpu-1",
-            "These are tasks that the controller has no run for, such as after a restore.",
+            "These are tasks for which the controller has no run, for example after a restore.",
         ),
         Command(
             "node stop-task",
@@ -294,7 +294,7 @@ SECTIONS = {
         Command(
             "cost",
             "fairlead cost --by user,run --since 7d --per day",
-            "Users who are no admins see what their own runs have cost.",
+            "Users who are not admins see only the costs of their own runs.",
         ),
     ],
     "Gateways": [
@@ -343,7 +343,7 @@ SECTIONS = {
         Command(
             "controllers",
             "fairlead controllers",
-            "Only one that was started with `--url` has others.",
+            "Only a controller that was started with `--url` has others.",
         ),
         Command(
             "controller",

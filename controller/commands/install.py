@@ -54,8 +54,8 @@ Jump = Annotated[
 Docker = Annotated[
     DockerChoice | None,
     Parameter(
-        help="Install Docker where it is missing (the default for a new host), use the one that is "
-        "there, or run jobs without it."
+        help="Install Docker where it is missing (the default for a new host), use the Docker "
+        "that is there, or run jobs without it."
     ),
 ]
 Engine = Annotated[
@@ -95,7 +95,7 @@ Takeover = Annotated[
     Parameter(
         negative=(),
         help="Join a host that is another controller's node. The other controller keeps it, too, "
-        "and both are warned. With --uninstall: take the host from both.",
+        "and both get a warning. With --uninstall: take the host from both.",
     ),
 ]
 Uninstall = Annotated[
@@ -141,7 +141,7 @@ def install(
         USER@HOST[:PORT]: root, or a user who may use sudo without a password. HOST may be a name of
         your ~/.ssh/config.
     name
-        The node's name; default: that of the node at this address, else HOST.
+        The node's name; default: the name of the node at this address, or else HOST.
     fleet
         The node's fleet.
     """

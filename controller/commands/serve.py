@@ -90,13 +90,13 @@ def controller(
         postgresql://USER@HOST/DATABASE, without a password; default: FAIRLEAD_DATABASE_URL, else a
         file in the folder.
     url
-        http[s]://HOST:PORT at which other controllers of the same database reach this one: it waits
-        while another one leads, and passes requests on to it.
+        http[s]://HOST:PORT at which other controllers of the same database reach this one. This
+        controller waits while another one leads, and passes requests on to the leader.
     linger
-        With --url: how long it goes on answering when it is stopped, while GET /v1/health says 503,
-        so that load balancers leave it.
+        With --url: how long a stopped controller still answers. Meanwhile GET /v1/health says 503,
+        so that load balancers send requests elsewhere.
     log_level
-        The least level of log lines; they go to standard error.
+        The lowest level of log lines, which go to standard error.
     """
     host, port = parse_listen(listen)
     operating = Operating() if config is None else read_config(config)

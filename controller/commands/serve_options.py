@@ -70,7 +70,7 @@ _USUAL_PORTS = {"http": ":80", "https": ":443"}
 class TlsOptions:
     tls_cert: Annotated[
         Path | None,
-        Parameter(help="A PEM file with the certificate; a renewed one is used at once."),
+        Parameter(help="A PEM file with the certificate; a renewed one is read without a restart."),
     ] = None
     tls_key: Annotated[
         Path | None, Parameter(help="The PEM file of the certificate's private key.")
@@ -178,8 +178,8 @@ class BucketOptions:
     bucket: Annotated[
         str | None,
         Parameter(
-            help="s3://BUCKET/PREFIX that only this installation uses. It gets what would be lost"
-            " with this machine: logs, uploads, outputs and the history of use."
+            help="s3://BUCKET/PREFIX that only this installation uses. It keeps what would"
+            " otherwise be lost with this machine: logs, uploads, outputs and the history of use."
         ),
     ] = None
     bucket_endpoint: Annotated[
@@ -234,7 +234,7 @@ class ServiceOptions:
         str | None,
         Parameter(
             help="The dashboard's URL in a browser, such as https://fairlead.example.com. Services"
-            " send visitors there to log in; behind a reverse proxy its scheme counts."
+            " send visitors there to log in. With https:, a reverse proxy terminates TLS."
         ),
     ] = None
     allow_plain_http: Annotated[

@@ -92,7 +92,7 @@ def _misplaced(words: Sequence[str]) -> None:
 def _job_app() -> App:
     job = _group("job")
     for verb, about in (
-        ("abort", "End a job's attempt at once; it comes back."),
+        ("abort", "End a job's attempt at once; the job comes back."),
         ("abandon", "Let the run go on without a job."),
         ("interrupt", "Ask a job to end by itself."),
     ):
@@ -157,9 +157,9 @@ def _machine_app() -> App:
     machine = _group("machine")
     machines = f"{_COMMANDS}.nodes.machines"
     machine.command(f"{machines}:list_", name="list", help="List rented machines.")
-    help = "List machines at providers that no record knows."
+    help = "List machines at providers for which there is no record."
     machine.command(f"{machines}:orphans", name="orphans", help=help)
-    help = "End the record of a machine in an account that nobody uses any more."
+    help = "End the record of a machine whose account nobody uses any more."
     machine.command(f"{machines}:forget", name="forget", help=help)
     return machine
 

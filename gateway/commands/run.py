@@ -40,21 +40,21 @@ def run(
     Parameters
     ----------
     data
-        Its folder: its key, and what it serves.
+        The agent's folder, with its key and what it serves.
     socket
-        Where the controller reaches it, through SSH.
+        The socket at which the controller reaches the agent, through SSH.
     traffic
-        Where HAProxy passes requests on to it.
+        The socket at which HAProxy passes requests on to the agent.
     caddy_admin
         The socket of Caddy's own API.
     haproxy
         The folder of HAProxy's sockets.
     https_port
-        Where HAProxy listens for HTTPS.
+        The port at which HAProxy listens for HTTPS.
     challenge_port
-        Where Caddy, on the loopback, answers the challenges of an authority.
+        The port of the loopback at which Caddy answers the challenges of an authority.
     prepare
-        Make the files that HAProxy needs when it starts, and end.
+        Make the files that HAProxy needs at its start, and exit.
     """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

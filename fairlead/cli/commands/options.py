@@ -50,7 +50,7 @@ Overrides = Annotated[
     Parameter(
         name="--override",
         negative=(),
-        help="FIELD=VALUE, such as env.LR=0.1: this field gets another value; may be repeated.",
+        help="FIELD=VALUE, such as env.LR=0.1: replace the value of a field; may be repeated.",
     ),
 ]
 Attributes = Annotated[

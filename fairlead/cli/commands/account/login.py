@@ -116,7 +116,7 @@ def use(name: str | None = None, /, *, json: Json = False) -> int:
     Parameters
     ----------
     name
-        As the list names it.
+        The controller's name, as the list shows it.
     """
     saved = settings.load()
     if name is not None:

@@ -36,7 +36,7 @@ def add_user(name: str, /, *, role: Role = Role.USER, band: Bands = (), json: Js
     role
         An admin may change everything.
     band
-        A band to grant, beyond those that every user may use.
+        A band to grant, in addition to the bands that every user may use.
     """
     body = {"name": name, "role": role.value, "bands": [one.value for one in band]}
     data = settings.client().post("/v1/users", body)
@@ -129,9 +129,9 @@ def add_token(
     user
         The token's user; default: you.
     label
-        A label that tells it from others.
+        A label that tells the token from others.
     expires
-        How long it is valid, such as 8h or 30d; default: until it is revoked.
+        How long the token is valid, such as 8h or 30d; default: until it is revoked.
     """
     body = {"user": user, "label": label, "expires_in": _seconds(expires)}
     data = settings.client().post("/v1/tokens", body)

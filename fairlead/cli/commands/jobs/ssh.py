@@ -127,8 +127,8 @@ def ssh_config(
     job
         Id, GROUP/COOKIE or index; default: the first.
     install
-        Write them to a file that `~/.ssh/config` includes, so that `ssh RUN` works. Run it again
-        after the job has started again.
+        Write the entries to a file that `~/.ssh/config` includes, so that `ssh RUN` works. Use it
+        again after each new start of the job.
     """
     target, blocks, folder = _prepare(run, user, job)
     if install:

@@ -274,9 +274,9 @@ def drain(
     Parameters
     ----------
     reason
-        Shown in `node list`, and to the owners of jobs that are ended.
+        The reason, shown in `node list` and to the owners of jobs that are ended.
     deadline
-        A duration such as 30m. Jobs that still run there after it are ended and move elsewhere.
+        A duration such as 30m. After it, jobs that still run there are ended and move elsewhere.
     """
     body = {"reason": reason, "deadline": seconds_of(deadline, "--deadline")}
     return show_done(settings.client().post(node_path(name, "drain"), body), json, "is draining")
@@ -288,7 +288,7 @@ def cordon(name: str, /, *, reason: str | None = None, json: Json = False) -> in
     Parameters
     ----------
     reason
-        Shown in `node list`.
+        The reason, shown in `node list`.
     """
     data = settings.client().post(node_path(name, "cordon"), {"reason": reason})
     return show_done(data, json, "is cordoned")

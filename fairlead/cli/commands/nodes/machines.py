@@ -35,7 +35,7 @@ def list_(*, all: bool = False, json: Json = False) -> int:
     Parameters
     ----------
     all
-        List machines that have ended, too.
+        List ended machines, too.
     """
     data = whole_list(settings.client(), "/v1/machines", "machines", all=str(all).lower())
     if json:
@@ -63,7 +63,7 @@ def _row(one: MachineView) -> tuple[str, ...]:
 
 
 def orphans(*, json: Json = False) -> int:
-    """List machines at providers that no record knows."""
+    """List machines at providers for which there is no record."""
     data = settings.client().get("/v1/machine-orphans")
     if json:
         output.emit_json(data)
@@ -126,9 +126,9 @@ def cost(
     Parameters
     ----------
     by
-        What to sum up by: user, fleet and run, separated by commas.
+        How to group the sums: by user, fleet and run, separated by commas.
     since
-        How far back, such as 12h, 30d or 365d; at most 400d.
+        How far back to begin, such as 12h, 30d or 365d; at most 400d.
     per
         Show each day or month of UTC by itself.
     csv

@@ -36,9 +36,9 @@ def check(
     name
         The provider's name in the controller's file.
     boot
-        Make one machine, wait until it is reached, and end it. It costs a few minutes of its price.
+        Make one machine, wait until it is reached, and end it. You pay for a few minutes of it.
     instance_type
-        The type of that machine; default: the cheapest one on demand.
+        The type of that machine; default: the cheapest type on demand.
     """
     if instance_type is not None and not boot:
         raise CliError("--instance-type is of the machine that --boot makes: give both", EXIT_USAGE)

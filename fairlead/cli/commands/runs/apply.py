@@ -29,7 +29,7 @@ def apply(
         bool, Parameter(negative=(), help="For a fleet or a changed service: ask no questions.")
     ] = False,
     upgrade: Annotated[
-        bool, Parameter(negative=(), help="For a fleet: replace other versions.")
+        bool, Parameter(negative=(), help="For a fleet: replace other versions of Fairlead.")
     ] = False,
     watch: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
@@ -40,7 +40,7 @@ def apply(
     ----------
     file
         The configuration, a YAML file; - for standard input. Several files (`-f A -f B`) are
-        submitted as one act: all or none, and their runs may wait for each other (`after`).
+        submitted together, all or none, and their runs may wait for each other (`after`).
     detach
         Return once the run is submitted.
     name
@@ -48,15 +48,15 @@ def apply(
     env
         NAME=VALUE, or NAME for the value in your environment; it overrides the configuration.
     if_exists
-        When a live run has the name: refuse, follow that run instead, or stop it, wait for its end
-        and replace it.
+        What to do if a live run has the name: refuse, follow that run instead, or stop it, wait for
+        its end and replace it.
     parent
-        A live run (id or name). When it ends other than done, this run is stopped.
+        A live run (id or name). If that run ends in any way but done, this run is stopped.
     failed_of
         For a sweep: run only the parameter sets that failed in this run (id or name).
     watch
-        For a task: whenever its file or its code changes, start its job again with what changed,
-        in the same container if that is possible, until Ctrl-C.
+        For a task: start its job again whenever its file or its code changes, in the same container
+        if that is possible, until Ctrl-C.
     """
     require_files(file)
     if len(file) > 1:

@@ -53,15 +53,15 @@ def sbatch(
     arguments
         The script's arguments; options of this command come before the script.
     code
-        A folder that the job gets as its working directory, such as the one of the script.
+        A folder that the job gets as its working directory, such as the script's folder.
     ignore
         An option that may be left out, such as mail-type; may be repeated.
     env
         NAME=VALUE, or NAME for the value in your environment.
     array
-        The tasks of an array, such as 0-9%4, instead of those of the script.
+        The tasks of an array, such as 0-9%4, instead of the script's tasks.
     dependency
-        The runs to wait for, such as afterok:prepare, instead of those of the script.
+        The runs to wait for, such as afterok:prepare, instead of the script's dependencies.
     job_name
         The run's name, instead of the script's.
     time

@@ -60,7 +60,7 @@ def ps(
     Parameters
     ----------
     name
-        Only runs whose name fits; * stands for any characters and ? for one.
+        Only runs whose name matches; * stands for any characters and ? for one character.
     all_
         List finished runs too.
     status
@@ -243,7 +243,7 @@ def events(
     run
         Id or name; default: all runs.
     after
-        Show only events after the one with this number.
+        Show only events with a number above this.
     follow
         Continue until the run has ended, one line for each event (with --json: one document).
     """
@@ -338,8 +338,8 @@ def metrics(
     job
         Id, index or GROUP/COOKIE; default: all.
     last
-        Show the use over this time, such as 1h, as small charts; at most 7d. For a job that has
-        ended it is the time before its end.
+        Show the use over this time, such as 1h, as small charts; at most 7d. The charts of
+        an ended job show the time before its end.
     """
     client = settings.client()
     seconds = seconds_of(last or (WATCHED_TIME if watch else None), "--last")

@@ -81,9 +81,9 @@ def retry(
     Parameters
     ----------
     failed
-        All sets that failed.
+        Run all failed sets again.
     jobs
-        Sets by their numbers (3,7-9) or values (seed=3).
+        Run these sets again: numbers (3,7-9) or values (seed=3).
     """
     if failed is (jobs is not None):
         raise CliError("give either --failed or --jobs", EXIT_USAGE)

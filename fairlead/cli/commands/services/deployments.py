@@ -145,7 +145,7 @@ def rollback(service: str, /, *, to: int | None = None, json: Json = False) -> i
     service
         Id or name.
     to
-        The number of the deployment; default: the latest other one that was rolled out.
+        The number of the deployment; default: the latest other deployment that was rolled out.
     """
     data = settings.client().post(service_path(service, "rollback"), {"to": to})
     if json:

@@ -79,11 +79,13 @@ class GatewayFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     default: bool = False
 
 
-Email = Annotated[str | None, Parameter(help="For lets-encrypt: where the authority writes to.")]
+Email = Annotated[
+    str | None, Parameter(help="For lets-encrypt: the address to which the authority writes.")
+]
 Directory = Annotated[str | None, Parameter(help="The URL of another ACME directory.")]
 Authority = Annotated[
     str | None,
-    Parameter(help="The CA file on the gateway's machine by which that directory is checked."),
+    Parameter(help="The CA file, on the gateway's machine, that verifies that directory."),
 ]
 
 
@@ -130,7 +132,7 @@ def add(
         lets-encrypt, internal (Caddy's own authority), none (plain HTTP), or CERT:KEY, two files on
         the gateway's machine.
     default
-        Services that name no gateway use this one.
+        Use this gateway for services that name none.
     """
     if (host is None) == (local is None):
         raise CliError(
