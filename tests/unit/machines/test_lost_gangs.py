@@ -224,3 +224,22 @@ async def test_a_gang_orders_nothing_for_a_lost_machine_that_no_budget_allows() 
         # The machine that is ending counts until it is gone.
         await lab.after(60.0)
         assert len(lab.rentals.committed) == 2
+
+
+async def test_machines_that_do_not_boot_one_after_the_other_hold_a_gang_for_one_boot_limit() -> (
+    None
+):
+    cloud = MemoryCloud(*(offer(f"kind-{price}", price=price) for price in (1.0, 2.0, 3.0, 4.0)))
+    async with renting(cloud, fleet(boot_limit=500.0)) as lab:
+        bed = await gang_on(lab)
+        await bed.lose(bed.second)
+        await lab.until(bed.stopped)
+        await lab.until(lambda: AttemptStatus.PROVISIONING in bed.lasts())
+        await bed.accepted(runs=True)
+        await lab.until(lambda: len(bed.switches()) == 2, 6.0)
+        ends = [one.end for one in list(lab.rentals.committed.values())[2:]]
+        # The third order was made within the limits of 600 s and 500 s, and boots.
+        assert ends == [MachineEnd.BOOT_FAILED, MachineEnd.BOOT_FAILED, None]
+        last = bed.state.run.switches[-1]
+        assert last.reason == SwitchReason.REINCARNATION_TIMEOUT
+        assert (last.message or "").startswith("not whole, and no progress for 1100 s: ")
