@@ -205,7 +205,7 @@ class _NameTaken(CloudAway):
 
 
 class _NotFound(CloudAway):
-    """There is no such server."""
+    """There is no such thing in the project, such as a server."""
 
 
 P = TypeVar("P", bound=_Page)
@@ -413,8 +413,10 @@ class HetznerCloud:
         image, what = self._config.image, f"image {self._config.image}"
         try:
             fault, note = await self._judged(image)
-        except CloudError as error:
+        except _NotFound as error:
             fault, note = f"{error}: write the id of a snapshot of this project", None
+        except CloudError as error:
+            fault, note = str(error), None
         within = f"providers.{self._name}.image: "
         return Examined(
             what=what,
@@ -429,7 +431,7 @@ class HetznerCloud:
         else:
             every = list((await self._call(_Images, "GET", "images", {"name": image})).images)
         if not every:
-            raise CloudAway(f"there is no image of the name {image}")
+            raise _NotFound(f"there is no image of the name {image}")
         # Hetzner's own images have one of each name for each architecture.
         fitting = [one for one in every if one.architecture == _ARCHITECTURE]
         if not fitting:
@@ -452,7 +454,7 @@ class HetznerCloud:
         if isinstance(key, int):
             await self._call(_Nothing, "GET", f"ssh_keys/{key}")
         elif not (await self._call(_Keys, "GET", "ssh_keys", {"name": key})).ssh_keys:
-            raise CloudAway(f"there is no SSH key of the name {key}")
+            raise _NotFound(f"there is no SSH key of the name {key}")
 
     async def _networks_there(self) -> list[Examined]:
         return [
@@ -487,11 +489,15 @@ class HetznerCloud:
 
     async def _there(self, field: str, what: str, call: Awaitable[object]) -> Examined:
         """Return whether what the field names is in the project."""
+        within = f"providers.{self._name}.{field}: "
         try:
             await call
-        except CloudError as error:
+        except _NotFound as error:
             fix = "name one of this project, or take it out"
-            return Examined(what=what, fault=f"providers.{self._name}.{field}: {error}: {fix}")
+            return Examined(what=what, fault=f"{within}{error}: {fix}")
+        # A call that fails for another cause tells nothing of what the field names.
+        except CloudError as error:
+            return Examined(what=what, fault=f"{within}{error}")
         return Examined(what=what)
 
     def _place(self, server: _Server) -> Place | None:

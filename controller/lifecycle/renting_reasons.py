@@ -38,7 +38,7 @@ class BuysMachine(_Reason, frozen=True, kw_only=True, tag="buys_machine"):
 
     `machine`: the name of the first one; None: it was ordered just now. `since`: the time of the
     order. `boots`: its provider has made it. `trouble`: why the last call about it failed, or why
-    its node takes no work yet.
+    its node takes no work yet. `boot_limit`: the seconds that it may take to become a node.
     """
 
     offer: str
@@ -48,6 +48,7 @@ class BuysMachine(_Reason, frozen=True, kw_only=True, tag="buys_machine"):
     since: float
     boots: bool = False
     trouble: str | None = None
+    boot_limit: float = 1200.0
 
     def sentence(self) -> str:
         what = "a machine" if self.count == 1 else f"{self.count} machines"

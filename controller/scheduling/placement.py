@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from controller.lifecycle.membership import ranks
 from controller.lifecycle.pending_reasons import PendingReason, RanksFirst, VictimsLeave
+from controller.lifecycle.renting_reasons import BuysMachine, GangsInTurn, ProviderAway
 from controller.lifecycle.reports import (
     GangTooLarge,
     Nominated,
@@ -44,6 +45,7 @@ from controller.scheduling.trial_capacity import PASS_EFFORT, TrialCapacity
 MAX_CHANGED_REASONS = 100
 """The number of waiting jobs that get a changed pending reason in one pass; `explain` always
 computes the present one."""
+_NO_REFUSAL = (BuysMachine, GangsInTurn, ProviderAway)
 ReportsByRun = dict[str, list[Report]]
 """The reports of a pass by run. A victim's report comes after the reports of the
 run that gets its room."""
@@ -247,12 +249,26 @@ class SchedulingPass:
         domains = domains_for(self._index, unit)
         if domains and could_ever_hold(self._index, unit, whole, domains[0]):
             return False
+        if domains and self._may_get_machine(unit, domains[0]):
+            return False
         kind = placement_name(self._index.fleets, domains[0]) if domains else "node"
         name = "gone" if not domains else f"{domains[0]}"
         message = f"the {kind} of its other jobs ({name}) can never hold all {len(whole)} of them"
         self._tell(GangTooLarge(run_id=unit.run.id, message=message))
         self.left_over[unit.run.id] = None
         return True
+
+    def _may_get_machine(self, unit: Unit, domain: Domain) -> bool:
+        """Return whether demand may still order machines for the gang there: it has not refused.
+
+        Demand looks after this pass, at most twice a second. So a gang that has just begun, or
+        whose machine was just refused, has nothing on order although the next offer may be open.
+        """
+        fleet = self._index.fleets.get(domain.fleet)
+        if fleet is None or fleet.machines is None:
+            return False
+        asked = (member.attempt.renting for member in unit.members)
+        return any(one is None or isinstance(one, _NO_REFUSAL) for one in asked)
 
     # -- reports ------------------------------------------------------------------------------
 

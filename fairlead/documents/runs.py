@@ -112,7 +112,7 @@ class RunView(View, frozen=True):
     triggers it, for example while it is suspended. `configuration`: as it was submitted, with its
     secrets and the values of its variables hidden. `gathering`: what a gang that holds allocations
     and is not whole waits for; at `gives_up_at` it releases them unless a pull or a placement makes
-    progress, and null says that a machine for it is on order.
+    progress.
     """
 
     id: str

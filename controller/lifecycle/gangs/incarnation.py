@@ -96,12 +96,12 @@ class Gathering(msgspec.Struct, frozen=True, kw_only=True):
     """A gang that holds allocations and is not whole.
 
     `waits_for`: the ranks that are not there, each with what it does. `gives_up_at`: when the gang
-    gives its allocations up if there is no progress; None: not while a machine for it is on order.
+    gives its allocations up if there is no progress.
     """
 
     ranks: int
     waits_for: tuple[str, ...]
-    gives_up_at: float | None
+    gives_up_at: float
 
     def __str__(self) -> str:
         there = self.ranks - len(self.waits_for)
@@ -118,31 +118,39 @@ def since(run: Run, jobs: Sequence[Job]) -> float | None:
 
 
 def deadline(run: Run, jobs: Sequence[Job]) -> float | None:
-    """Return when the gang must be whole or make progress; None: it is whole, or no deadline counts
-    now."""
-    if not _gathers(run, jobs) or _awaits_machine(run, jobs):
-        return None
+    """Return when the gang must be whole or make progress; None: it is whole, or has nothing to
+    give up."""
+    return _gives_up_at(run, jobs) if _gathers(run, jobs) else None
+
+
+def patience(run: Run, jobs: Sequence[Job]) -> float:
+    """Return the seconds without progress after which a gang that gathers gives up.
+
+    A machine that is on order has a limit of its own, and a gang that gave up before would wait for
+    the same machine, and lose its place meanwhile. It counts once: machines that fail one after the
+    other would let the gang hold what it has without end.
+    """
+    limits = (
+        attempt.renting.boot_limit
+        for attempt in ranked_attempts(run, jobs)
+        if attempt.status is AttemptStatus.SUBMITTED and isinstance(attempt.renting, BuysMachine)
+    )
+    return run.policy.limits.reincarnation_timeout + max(limits, default=0.0)
+
+
+def _gives_up_at(run: Run, jobs: Sequence[Job]) -> float:
     times = [
         at
         for attempt in ranked_attempts(run, jobs)
         for at in (attempt.provisioned_at, attempt.pull.progressed_at)
         if at is not None
     ]
-    return max(*times, run.resumed_at or 0.0) + run.policy.limits.reincarnation_timeout
+    return max(*times, run.resumed_at or 0.0) + patience(run, jobs)
 
 
 def _gathers(run: Run, jobs: Sequence[Job]) -> bool:
     gathers = not run.suspended and phase(run, jobs) is Phase.GATHERING
     return gathers and since(run, jobs) is not None
-
-
-def _awaits_machine(run: Run, jobs: Sequence[Job]) -> bool:
-    """Return whether a rank waits for a machine that is on order. That has a limit of its own; a
-    gang that gave up before would wait for the same machine, and lose its place meanwhile."""
-    return any(
-        attempt.status is AttemptStatus.SUBMITTED and isinstance(attempt.renting, BuysMachine)
-        for attempt in ranked_attempts(run, jobs)
-    )
 
 
 def gathering(run: Run, jobs: Sequence[Job]) -> Gathering | None:
@@ -158,7 +166,7 @@ def gathering(run: Run, jobs: Sequence[Job]) -> Gathering | None:
             for job, attempt in wanted
             if not was_there(run, job)
         ),
-        gives_up_at=deadline(run, jobs),
+        gives_up_at=_gives_up_at(run, jobs),
     )
 
 

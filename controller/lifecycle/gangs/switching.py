@@ -163,9 +163,9 @@ def _too_large(draft: Draft, reports: Sequence[Report]) -> Cause | None:
 
 def _not_whole_in_time(draft: Draft) -> Cause | None:
     gathers = incarnation.gathering(draft.run, draft.jobs)
-    if gathers is None or gathers.gives_up_at is None or gathers.gives_up_at > draft.now:
+    if gathers is None or gathers.gives_up_at > draft.now:
         return None
-    limit = draft.run.policy.limits.reincarnation_timeout
+    limit = incarnation.patience(draft.run, draft.jobs)
     message = f"not whole, and no progress for {limit:g} s: {gathers}"
     return Cause(reason=SwitchReason.REINCARNATION_TIMEOUT, message=message, whole=True)
 

@@ -299,6 +299,7 @@ class _Look:
             since=self._now if machine is None else machine.ordered_at,
             boots=machine is not None and machine.instance_id is not None,
             trouble=None if machine is None else machine.trouble or self._unfit(machine),
+            boot_limit=policy_of(bin_.fleet).boot_limit,
         )
 
     def _unfit(self, machine: Machine) -> str | None:

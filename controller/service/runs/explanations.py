@@ -122,8 +122,6 @@ def why_not_whole(state: RunState, now: float) -> str | None:
     gathers = incarnation.gathering(state.run, state.jobs)
     if gathers is None:
         return None
-    if gathers.gives_up_at is None:
-        return f"{gathers}; it keeps its allocations while that machine boots"
     left = max(0.0, gathers.gives_up_at - now)
     unless = "unless a pull or a placement makes progress"
     return f"{gathers}; it releases its allocations in {left:.0f} s {unless}"

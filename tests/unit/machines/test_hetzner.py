@@ -232,6 +232,34 @@ async def test_what_an_order_names_and_the_project_lacks_is_named_with_its_field
 
 
 @pytest.mark.parametrize(
+    ("status", "code"),
+    [(503, "unavailable"), (429, "rate_limit_exceeded"), (403, "forbidden")],
+)
+async def test_a_check_that_fails_for_another_cause_says_nothing_of_what_is_named(
+    world: HetznerWorld, tmp_path: Path, status: int, code: str
+) -> None:
+    failure = HetznerFailure(status, code, "not now")
+    world.other_side.fails = {
+        # The double counts each thing by its id under this path.
+        ("GET", "/servers/ID"): [failure] * 3,
+        ("GET", "/ssh_keys"): [failure],
+        ("GET", "/images"): [failure],
+    }
+    there: dict[str, Any] = {"ssh_keys": ("operator",), "networks": (1,), "firewalls": (7,)}
+    # A name for its account, which is else one of these things.
+    named = {"image": NAMED_IMAGE, "project": "lab"}
+    assert await _faults(world, tmp_path, **there, **named) == [
+        f"providers.hz.{field}: GET /{path}: not now ({code})"
+        for field, path in [
+            ("image", "images"),
+            ("ssh_keys", "ssh_keys"),
+            ("networks", "networks/1"),
+            ("firewalls", "firewalls/7"),
+        ]
+    ]
+
+
+@pytest.mark.parametrize(
     ("rule", "is_open"),
     [
         ({}, True),

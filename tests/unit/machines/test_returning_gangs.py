@@ -14,6 +14,7 @@ from controller.lifecycle.inventory import Budget
 from controller.lifecycle.machines.market import Market
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Offer
 from controller.lifecycle.model import Group, NodeStatus, RetryPolicy, RunPolicy
+from controller.lifecycle.renting_reasons import BuysMachine, ProviderAway
 from controller.lifecycle.reports import Report, RunnerExited, StopRequested, TaskRemoved
 from controller.scheduling.renting.demand import Demand
 from fairlead.model.needs import CreationPolicy, RentLimits
@@ -27,6 +28,7 @@ from tests.unit.scheduling.parts import new_id, node
 SPOT, STEADY = offer("spot", spot=True, price=0.5), offer("steady")
 MARKET = shop(SPOT, STEADY, offer("cheap", zone="north-2", price=0.1))
 """The cheapest machine is where no rank can be."""
+NOTHING_FITS = shop(offer("tiny", cpu=0.5))
 
 
 class Bed:
@@ -81,6 +83,11 @@ class Bed:
         lasts = (job.attempts[-1] for job in self.cluster.states[self.run_id].jobs)
         recalled = Reason.INTERRUPTED_BY_NO_CAPACITY
         return [one.waits_for for one in lasts if one.reason is recalled]
+
+    def answered(self, market: Market, *more: Machine) -> None:
+        """Demand has looked, the run is told, and a pass follows."""
+        self.cluster.tell(self.run_id, *self.look(market, *more).answers)
+        self.cluster.settle()
 
     def stopped(self) -> None:
         """All ranks have stopped, and the next incarnation begins."""
@@ -292,8 +299,43 @@ def test_the_gang_gives_its_room_back_once_its_next_machine_does_not_come() -> N
     bed.order("m9", STEADY)
     bed.stopped()
     bed.cluster.settle()
+    bed.answered(MARKET, machine("m9", offer=STEADY))
     bed.refuse("m9")
     bed.cluster.settle()
+    # The next offer may be open.
+    assert bed.switches() == [SwitchReason.JOB_ABORTED]
+    bed.answered(NOTHING_FITS)
+    assert bed.switches() == [SwitchReason.JOB_ABORTED, SwitchReason.PLACEMENT_TOO_SMALL]
+
+
+def test_a_gang_that_demand_has_not_refused_keeps_its_room() -> None:
+    bed = Bed()
+    bed.recall("m1")
+    bed.stopped()
+    bed.cluster.settle()
+    bed.answered(shop())
+    assert isinstance(bed.cluster.attempt(bed.run_id, 1).renting, ProviderAway)
+    assert bed.switches() == [SwitchReason.JOB_ABORTED]
+    bed.answered(MARKET)
+    assert isinstance(bed.cluster.attempt(bed.run_id, 1).renting, BuysMachine)
+    assert bed.switches() == [SwitchReason.JOB_ABORTED]
+
+
+def test_a_gang_whose_fleet_rents_no_more_gives_its_room_back_at_once() -> None:
+    bed = Bed()
+    bed.recall("m1")
+    bed.cluster.pipeline.fleet_changed("burst", replace(fleet(), machines=None))
+    bed.stopped()
+    bed.cluster.settle()
+    assert bed.switches() == [SwitchReason.JOB_ABORTED, SwitchReason.PLACEMENT_TOO_SMALL]
+
+
+def test_a_gang_that_only_reuses_gives_its_room_back_once_it_is_told() -> None:
+    bed = Bed(buys=False)
+    bed.recall("m1")
+    bed.stopped()
+    bed.cluster.settle()
+    bed.answered(MARKET)
     assert bed.switches() == [SwitchReason.JOB_ABORTED, SwitchReason.PLACEMENT_TOO_SMALL]
 
 
@@ -309,4 +351,5 @@ def test_a_machine_on_order_that_never_holds_a_rank_keeps_no_gang(
     bed.order("m9", ordered, **more)
     bed.stopped()
     bed.cluster.settle()
+    bed.answered(NOTHING_FITS, machine("m9", offer=ordered, fleet=more.get("fleet", "burst")))
     assert bed.switches() == [SwitchReason.JOB_ABORTED, SwitchReason.PLACEMENT_TOO_SMALL]

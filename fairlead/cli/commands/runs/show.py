@@ -187,9 +187,7 @@ def _facts(run: RunView) -> Iterator[str]:
             f"({occurrence.message or occurrence.termination_reason}), "
             f"{occurrence.started_at} to {occurrence.finished_at}"
         )
-    if run.gathering is not None and run.gives_up_at is None:
-        yield f"{run.gathering}; the gang keeps its allocations while that machine boots"
-    elif run.gathering is not None:
+    if run.gathering is not None:
         yield (
             f"{run.gathering}; the gang releases its allocations at {run.gives_up_at} unless a "
             f"pull or a placement makes progress"
