@@ -51,9 +51,9 @@ class Garbage:
             self._collecting.cancel()
             self._collecting = None
 
-    def _collect_at(self, time: float) -> None:
+    def _collect_at(self, at: float) -> None:
         self.close()
-        self._collecting = asyncio.get_running_loop().call_at(time, self._collect)
+        self._collecting = asyncio.get_running_loop().call_at(at, self._collect)
 
     def _collect(self) -> None:
         self._collecting = self._ended_at = None
