@@ -7,7 +7,8 @@ is decided from what these performers report.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from common.threads import together
 from controller.clock import Clock
@@ -111,16 +112,22 @@ class TaskRemover:
     async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
         attempt, run_id = context.attempt, context.state.run.id
         kept = allocations.is_kept(context.state.run, attempt)
-        removal = connection.shim.remove_task(
-            attempt.id, run_id=run_id, fence=self._fence, incarnation=context.run_incarnation
+        shim, incarnation = connection.shim, context.run_incarnation
+        removal = partial(
+            shim.remove_task,
+            attempt.id,
+            run_id=run_id,
+            fence=self._fence,
+            incarnation=incarnation,
         )
         works = [_gone(removal)]
         if attempt.allocation_id is not None and not kept:
-            release = connection.shim.release_allocation(
+            release = partial(
+                shim.release_allocation,
                 attempt.allocation_id,
                 run_id=run_id,
                 fence=self._fence,
-                incarnation=context.run_incarnation,
+                incarnation=incarnation,
             )
             # First: it is the shorter one, and others wait for what it gives back.
             works.insert(0, _gone(release))
@@ -146,14 +153,14 @@ class AllocationReleaser:
         allocation_id, run_id = context.attempt.allocation_id, context.state.run.id
         if allocation_id is None:
             return
-        await _gone(
-            connection.shim.release_allocation(
-                allocation_id,
-                run_id=run_id,
-                fence=self._fence,
-                incarnation=context.run_incarnation,
-            )
+        release = partial(
+            connection.shim.release_allocation,
+            allocation_id,
+            run_id=run_id,
+            fence=self._fence,
+            incarnation=context.run_incarnation,
         )
+        await _gone(release)
         self._pipeline.post(reports.AllocationReleased(run_id=run_id, allocation_id=allocation_id))
 
 
@@ -172,19 +179,26 @@ async def remove_from_node(
     The task goes last: if the connection breaks in between, the next look at the node finds it and
     all of this is repeated.
     """
+    shim = connection.shim
     if allocation_id is not None:
-        release = connection.shim.release_allocation(
-            allocation_id, run_id=run_id, fence=fence, incarnation=incarnation
+        release = partial(
+            shim.release_allocation,
+            allocation_id,
+            run_id=run_id,
+            fence=fence,
+            incarnation=incarnation,
         )
         await _gone(release)
     await _gone(
-        connection.shim.remove_task(task_id, run_id=run_id, fence=fence, incarnation=incarnation)
+        partial(shim.remove_task, task_id, run_id=run_id, fence=fence, incarnation=incarnation)
     )
 
 
-async def _gone(removal: Awaitable[None]) -> None:
+async def _gone(removal: Callable[[], Awaitable[None]]) -> None:
+    # Called here: a coroutine that was made before would never be awaited if this one is cancelled
+    # before it begins.
     try:
-        await removal
+        await removal()
     except ShimError as error:
         # 404: it is gone already, as after an answer that was lost.
         if error.status != 404:

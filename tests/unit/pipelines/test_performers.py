@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -785,3 +786,17 @@ async def test_task_and_place_are_given_back_also_when_the_task_is_gone_already(
     ]
     assert node.forgotten == [SOCKET]
     assert [type(report) for report in pipeline.posted] == [reports.TaskRemoved]
+
+
+async def test_a_removal_that_is_cancelled_before_it_begins_leaves_no_coroutine_unawaited(
+    node: FakeConnection, recwarn: pytest.WarningsRecorder
+) -> None:
+    state = placed(AttemptStatus.TERMINATING, container_gone=True)
+    removing = asyncio.create_task(TaskRemover(NotedPipeline(), FENCE)(context_of(state), node))
+    # After one step it has made its two works, which have not begun.
+    await asyncio.sleep(0)
+    removing.cancel()
+    await asyncio.wait((removing,))
+    del removing
+    gc.collect()
+    assert (node.shim.asked, list(recwarn)) == ([], [])
