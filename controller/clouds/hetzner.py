@@ -36,7 +36,7 @@ from controller.clouds.rest import Rest
 from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer, Reach
-from controller.lifecycle.machines.reconcile import Found
+from controller.lifecycle.machines.reconcile import Found, Traits
 from controller.provider_config.hetzner import HetznerProvider
 from fairlead.wire.decoders import decoder_of
 
@@ -102,10 +102,16 @@ class _PublicNet(msgspec.Struct, frozen=True):
     ipv6: _Address | None = None
 
 
+class _Named(msgspec.Struct, frozen=True):
+    name: str
+
+
 class _Server(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     name: str
     created: datetime
+    server_type: _Named | None = None
+    location: _Named | None = None
     labels: dict[str, str] = {}
     public_net: _PublicNet = _PublicNet()
     private_net: tuple[_Address, ...] = ()
@@ -377,6 +383,10 @@ class HetznerCloud:
                 machine_id=one.labels.get(MACHINE_LABEL),
                 created_at=one.created.timestamp(),
                 place=self._place(one),
+                traits=Traits(
+                    instance_type=None if one.server_type is None else one.server_type.name,
+                    region=None if one.location is None else one.location.name,
+                ),
             )
             for one in await self._servers(label_selector=f"{INSTALLATION_LABEL}={installation}")
         ]

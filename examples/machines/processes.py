@@ -52,7 +52,8 @@ class Machines:
             if len(list(self.folder.glob("*/machine.json"))) >= 8:
                 raise Refusal("no_capacity", "eight machines are as many as this one holds")
             folder.mkdir(exist_ok=True)
-            about = {key: wish[key] for key in ("machine", "installation", "name")}
+            kept = ("machine", "installation", "name", "instance_type", "region")
+            about = {key: wish[key] for key in kept}
             self._start(folder, {**about, "created_at": time.time()})
         return self._shown(folder)
 
@@ -99,6 +100,8 @@ class Machines:
             "machine": about["machine"],
             "installation": about["installation"],
             "created_at": about["created_at"],
+            "instance_type": about.get("instance_type"),
+            "region": about.get("region"),
             "socket": str(folder / "shim.sock"),
         }
 

@@ -249,6 +249,8 @@ class GcpDouble:
             "name": wish["name"],
             "zone": f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/zones/{zone}",
             "status": "RUNNING",
+            "machineType": f"https://www.googleapis.com/compute/v1/{wish['machineType']}",
+            "scheduling": wish["scheduling"],
             "creationTimestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "labels": wish["labels"],
             "networkInterfaces": [address],

@@ -191,6 +191,8 @@ class HetznerDouble:
             "id": number,
             "name": wish["name"],
             "status": "initializing",
+            "server_type": {"id": 1, "name": wish["server_type"]},
+            "location": {"id": 1, "name": wish["location"]},
             "created": datetime.now(UTC).isoformat(),
             "labels": wish["labels"],
             "public_net": {

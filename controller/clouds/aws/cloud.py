@@ -27,6 +27,7 @@ from controller.clouds.aws.instances import (
     state_of,
     tag_of,
     tags_of,
+    traits_of,
     words_of_bid,
 )
 from controller.clouds.aws.spot_prices import SpotPrices
@@ -378,6 +379,7 @@ class AwsCloud:
                 machine_id=tag_of(one, MACHINE_TAG),
                 created_at=one["LaunchTime"].timestamp(),
                 place=place_of(one, self._config.is_public),
+                traits=traits_of(region, one),
             )
             for one in await self._instances(region, chosen)
         ]

@@ -7,6 +7,7 @@ import msgspec
 from controller.clouds.base import CloudAway
 from controller.clouds.gcp.errors import Fault
 from controller.clouds.gcp.types import TypeInfo
+from controller.lifecycle.machines.reconcile import Traits
 
 _EMPTY = "NO_RESULTS_ON_PAGE"
 
@@ -27,13 +28,30 @@ class Interface(
     outside: tuple[OutsideAddress, ...] = ()
 
 
+class Scheduling(msgspec.Struct, frozen=True, rename="camel"):
+    provisioning_model: str = ""
+
+
 class Instance(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`zone`, `machine_type`: URLs whose last parts are the names."""
+
     name: str
     status: str = ""
     zone: str = ""
+    machine_type: str = ""
+    scheduling: Scheduling = Scheduling()
     creation_timestamp: datetime
     labels: dict[str, str] = {}
     network_interfaces: tuple[Interface, ...] = ()
+
+
+def traits_of(zone: str, instance: Instance) -> Traits:
+    return Traits(
+        instance_type=instance.machine_type.rpartition("/")[2] or None,
+        region=zone.rpartition("-")[0],
+        zone=zone,
+        spot=instance.scheduling.provisioning_model == "SPOT",
+    )
 
 
 class Scope(msgspec.Struct, frozen=True):

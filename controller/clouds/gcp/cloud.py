@@ -47,6 +47,7 @@ from controller.clouds.gcp.answers import (
     RegionQuotas,
     SerialOutput,
     require_whole,
+    traits_of,
 )
 from controller.clouds.gcp.calls import Calls
 from controller.clouds.gcp.errors import NameTaken, NotThere, failure, named
@@ -344,6 +345,7 @@ class GcpCloud:
                 machine_id=one.labels.get(MACHINE_LABEL),
                 created_at=one.creation_timestamp.timestamp(),
                 place=self._place(one),
+                traits=traits_of(instance_id.partition("/")[0], one),
             )
             for instance_id, one in await self._instances(
                 # Without quotes, an id such as 12e4567890123456 would be a number.

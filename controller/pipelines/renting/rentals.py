@@ -87,6 +87,15 @@ class Rentals:
         """Return when a list first had this orphan (Unix time), as far as that is committed."""
         return self._orphans.found_at(provider, instance_id)
 
+    def end_orphans(self, provider: str, instance_ids: Iterable[str], by: str) -> None:
+        """Have these orphans ended; it counts once the next turn is committed."""
+        self._orphans.ask_for_end(provider, instance_ids, by)
+        self._wake()
+
+    def orphan_is_to_end(self, provider: str, instance_id: str) -> bool:
+        """Return whether an admin had this orphan ended, as far as that is committed."""
+        return self._orphans.is_to_end(provider, instance_id)
+
     def leave_out_events(self) -> None:
         """The database refuses the events that were offered."""
         self._orphans.committed()
