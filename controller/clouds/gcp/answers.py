@@ -107,6 +107,31 @@ class Image(msgspec.Struct, frozen=True, rename="camel"):
     disk_size_gb: str = "0"
 
 
+class Subnetwork(msgspec.Struct, frozen=True):
+    """`network`: the URL of the network that it is of."""
+
+    network: str
+
+
+class Allowed(msgspec.Struct, frozen=True, rename={"protocol": "IPProtocol"}):
+    protocol: str
+    ports: tuple[str, ...] = ()
+
+
+class FirewallRule(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    network: str
+    direction: str = "INGRESS"
+    disabled: bool = False
+    allowed: tuple[Allowed, ...] = ()
+    source_ranges: tuple[str, ...] = ()
+    target_tags: tuple[str, ...] = ()
+    target_service_accounts: tuple[str, ...] = ()
+
+
+class FirewallRules(Page, frozen=True, kw_only=True, rename="camel"):
+    items: tuple[FirewallRule, ...] = ()
+
+
 class Nothing(msgspec.Struct, frozen=True):
     pass
 
