@@ -106,7 +106,7 @@ class _Look:
         self._fleets = {
             name: fleet for name, fleet in index.fleets.items() if fleet.machines is not None
         }
-        self._purses = Purses(self._fleets.values(), shop.spending, machines, now, shop.month_began)
+        self._purses = Purses(self._fleets.values(), shop.spending, machines, now, shop.month)
         self._turns = GangTurns(machines, now)
         self._behind: list[Unit] = []
         """Gangs that are served once all others were."""
