@@ -8,7 +8,6 @@ its times are points in time (Unix seconds), and the tags stay when a class is r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import msgspec
 
@@ -23,12 +22,6 @@ def _time_of_day(at: float) -> str:
     """Return the time (Unix seconds) as users read it; the day is always today's or yesterday's."""
     minutes, second = divmod(int(at % 86400), 60)
     return f"{minutes // 60:02}:{minutes % 60:02}:{second:02} UTC"
-
-
-def _day(at: float) -> str:
-    """Return the day and time (Unix seconds) as users read them."""
-    day = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
-    return f"{day} at {_time_of_day(at)}"
 
 
 def _some(offers: Sequence[str]) -> str:
@@ -153,18 +146,20 @@ class QuotaOfProvider(_Reason, frozen=True, kw_only=True, tag="quota"):
 
 class OverBudget(_Reason, frozen=True, kw_only=True, tag="over_budget"):
     """What is needed would cost more than its fleet, its user or this installation may.
-    `owner`: which, in words; `limit`: its time. `next_at`: when the next month begins, if its
-    budget allows what is needed."""
+    `owner`: which, in words; `limit`: its time. `next_month`: the day on which the next month
+    begins, if its budget allows what is needed."""
 
     owner: str
     limit: str
     allowed: float
     spent: float
     asked: float
-    next_at: float | None = None
+    next_month: str | None = None
 
     def sentence(self) -> str:
-        then = "" if self.next_at is None else f"; the next try is on {_day(self.next_at)}"
+        then = ""
+        if self.next_month is not None:
+            then = f"; the next try is on {self.next_month} at 00:00:00 UTC"
         return (
             f"{self.owner} may cost {price_words(self.allowed)} {self.limit}; its machines cost "
             f"{price_words(self.spent)}, and what is needed would add "

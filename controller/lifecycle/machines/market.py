@@ -228,10 +228,11 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True):
 
 class Month(msgspec.Struct, frozen=True):
     """A month of the UTC calendar (Unix times), as budgets count it. It ends when the next one
-    begins."""
+    begins; `next_day`: that day, such as 2026-12-01."""
 
     began: float = 0.0
     ends: float = math.inf
+    next_day: str | None = None
 
 
 class Market(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,11 +304,13 @@ def _there(field: str, offers: Iterable[Offer]) -> str:
     """Return what the offers have in place of what the field wants, as the end of a sentence."""
     if field == "max_price":
         return f", whose cheapest costs {price_words(min(one.price for one in offers))} an hour"
+    if field == "spot":
+        return f", which has {'spot machines' if next(iter(offers)).spot else 'none as spot'} alone"
     if (value := _VALUES.get(field)) is None:
         return ""
     known = sorted({found for one in offers if (found := value(one)) is not None})
     if not known:
-        return ""
+        return ", which names none"
     more = ", …" if len(known) > _MAX_NAMED else ""
     return f", which has {', '.join(known[:_MAX_NAMED])}{more}"
 
@@ -383,9 +386,9 @@ class Purse:
             # with each job that waits, does not change at each look.
             step = most / 100 or 1.0
             # The next month begins with what is live now, and that may be too much for it, too.
-            helps = self._month.ends < math.inf and not _exceeds(self._per_hour + price, most)
-            next_at = self._month.ends if helps else None
-            return self._over("a month", most, math.ceil(soon / step) * step, price, next_at)
+            helps = not _exceeds(self._per_hour + price, most)
+            next_month = self._month.next_day if helps else None
+            return self._over("a month", most, math.ceil(soon / step) * step, price, next_month)
         return None
 
     def take(self, offers: Sequence[Offer]) -> None:
@@ -411,7 +414,7 @@ class Purse:
         return now + (most - self._spent) / self._per_hour * 3600.0
 
     def _over(
-        self, limit: str, most: float, spent: float, asked: float, next_at: float | None
+        self, limit: str, most: float, spent: float, asked: float, next_month: str | None
     ) -> OverBudget:
         return OverBudget(
             owner=self._owner,
@@ -419,7 +422,7 @@ class Purse:
             allowed=most,
             spent=spent,
             asked=asked,
-            next_at=next_at,
+            next_month=next_month,
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
+from controller.clock import iso
 from controller.lifecycle.inventory import Fleet, Spending
 from controller.lifecycle.machines.market import Month
 from controller.lifecycle.machines.model import Machine
@@ -39,7 +40,8 @@ class RentalSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Return the present month."""
         began = self.month_of(now)
         # No month is longer than that, and none so short that this is in the one after the next.
-        return Month(began, self.month_of(began + _LONGER_THAN_A_MONTH))
+        ends = self.month_of(began + _LONGER_THAN_A_MONTH)
+        return Month(began, ends, iso(ends)[: len("2026-12-01")])
 
 
 def has_rented(machines: Collection[Machine], fleets: Iterable[Fleet]) -> bool:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from controller.clock import month_began, months_between
+from controller.clock import iso, month_began, months_between
 from controller.lifecycle.inventory import Budget, Fleet, Spending
 from controller.lifecycle.machines.cost import Stay, shares, shares_by
 from controller.lifecycle.machines.market import Month, Purses
@@ -67,7 +67,7 @@ def test_a_month_is_one_of_utc_from_its_first_to_its_last_moment(
 ) -> None:
     began, ends = at(*month), at(*month) + days * DAY
     for moment in (began, began + 1.0, began + 13 * DAY, ends - 1.0, ends - 0.001):
-        assert settings().month(moment) == Month(began, ends)
+        assert settings().month(moment) == Month(began, ends, iso(ends)[:10])
     assert settings().month(began - 0.001).ends == began
     assert settings().month(ends).began == ends
 
@@ -139,8 +139,8 @@ def test_a_job_over_the_budget_of_the_month_is_told_when_the_next_one_begins(
     )
     for now in (ends - 9 * HOUR, ends - 0.01):
         told = reason(now, 10.0, spent)
-        assert told.next_at == ends
         day = datetime.fromtimestamp(ends, UTC).strftime("%Y-%m-%d")
+        assert told.next_month == day
         assert told.sentence().endswith(f"; the next try is on {day} at 00:00:00 UTC")
 
 
@@ -148,12 +148,12 @@ def test_no_time_is_told_that_changes_nothing() -> None:
     now = at(2026, 11, 20)
     busy = machine(offer=offer(price=9.5), ordered_at=now - HOUR, status=MachineStatus.JOINED)
     # The next month begins with an hour of the machine that is there, which leaves no room.
-    assert reason(now, 10.0, busy).next_at is None
+    assert reason(now, 10.0, busy).next_month is None
     hourly = fleet(budget=Budget(per_hour=0.5))
     found = look(waiting(1, hourly, cpu=4.0), shop(offer(), month=settings().month(now)), now=now)
     (told,) = found.reasons.values()
     assert isinstance(told, OverBudget)
-    assert (told.limit, told.next_at) == ("an hour", None)
+    assert (told.limit, told.next_month) == ("an hour", None)
 
 
 def test_it_is_known_when_what_is_live_will_have_used_up_a_budget() -> None:
