@@ -22,6 +22,7 @@ from controller.scheduling.queue import Member, Unit
 from controller.scheduling.renting.coming_back import lost_where_it_was
 from controller.scheduling.renting.left_out import MAX_TRIES, LeftOut, why_left_out
 from controller.scheduling.renting.machine_bins import empty_bin
+from controller.scheduling.renting.never_rented import no_least
 from fairlead.model.reasons import Reason
 
 _FLEET: Final = "fleet"
@@ -202,9 +203,10 @@ class FleetOffers:
             lacks = market.why_none_allowed(policy, every)
             return NoOffer(fleet=fleet.name, lacks=lacks, unknown=unknown)
         wares = [self._ware(fleet, offer) for offer in known]
-        enough = [one for one in wares if _has_least(policy, one.free)]
+        enough = [one for one in wares if not _lacking_least(policy, one.free)]
         if not enough:
-            lacks = "no offer has the `machines.resources` of its file" + self._had_less(wares)
+            lacking = {one.offer.instance_type: _lacking_least(policy, one.free) for one in wares}
+            lacks = no_least(lacking) + self._had_less(wares)
             return NoOffer(fleet=fleet.name, lacks=lacks, unknown=unknown)
         return enough
 
@@ -286,6 +288,6 @@ def _names_reservation(need: Need) -> bool:
     return any(one.rented and one.attribute == "reservation" for one in need.scope[1])
 
 
-def _has_least(policy: MachinesPolicy, free: Room) -> bool:
+def _lacking_least(policy: MachinesPolicy, free: Room) -> list[Shortfall]:
     least: Resources | None = policy.resources
-    return least is None or not shortfalls(least, free)
+    return [] if least is None else shortfalls(least, free)

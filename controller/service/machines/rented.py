@@ -190,8 +190,6 @@ class RentedService:
             raise NotFound(
                 f"there is no provider {provider!r}; this controller has {known}", field="provider"
             )
-        if not instance_ids:
-            raise Invalid("give the id of at least one machine", field="instance_ids")
         if calls.listed_at is None:
             why = "" if calls.trouble is None else f" ({calls.trouble})"
             raise Unavailable(

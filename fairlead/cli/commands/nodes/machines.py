@@ -125,16 +125,14 @@ def end_orphans(
     chosen = [one for one in listed if one.provider == provider and (all or one.instance_id in ids)]
     # The controller says what is wrong with a name that no orphan has.
     wanted = list(dict.fromkeys(ids)) or [one.instance_id for one in chosen]
-    if not wanted:
-        output.note(f"provider {provider} has no orphans")
-        if json:
-            output.emit_json(msgspec.json.encode({"orphans": []}))
-        return 0
-    if len(chosen) == len(wanted) and not yes and not _agreed_to_end(chosen):
+    is_known = bool(wanted) and len(chosen) == len(wanted)
+    if is_known and not yes and not _agreed_to_end(chosen):
         output.note("nothing was ended")
         return EXIT_FAILED
     body = {"provider": provider, "instance_ids": wanted}
     data = client.post("/v1/machine-orphans/end", body)
+    if not wanted:
+        output.note(f"provider {provider} has no orphans")
     if json:
         output.emit_json(data)
         return 0
