@@ -479,7 +479,9 @@ class Purses:
     def used_up_at(self) -> float | None:
         """Return when what is live will have used up the first budget of the month; None: none."""
         users = {one.user for one in self._machines if one.is_live and one.user is not None}
-        every = (*self._fleets.values(), self._together, *map(self._user, users))
+        # Each purse goes through all records, in each turn: none for those without a limit.
+        limited = [one for one in users if self._spending.of(one).per_month is not None]
+        every = (*self._fleets.values(), self._together, *map(self._user, limited))
         times = (one.used_up_at(self._now) for one in every)
         return min((at for at in times if at is not None), default=None)
 
