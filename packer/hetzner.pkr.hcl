@@ -11,8 +11,8 @@ variable "hetzner_location" {
 
 variable "hetzner_server_type" {
   type        = string
-  default     = "cx22"
-  description = "Of the build. Servers with a smaller disk than its cannot begin from the snapshot."
+  default     = "cx23"
+  description = "Of the build; cx23 is in Europe alone. Servers with a smaller disk than its cannot begin from the snapshot."
 }
 
 variable "hetzner_base_image" {

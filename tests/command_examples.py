@@ -276,6 +276,11 @@ SECTIONS = {
         ),
         Command("machine orphans", "fairlead machine orphans"),
         Command(
+            "machine end-orphans",
+            "fairlead machine end-orphans aws-eu eu-central-1/i-0123456789abcdef0",
+            "[What is not lost](machines.md#what-is-not-lost) explains which machines these are.",
+        ),
+        Command(
             "machine forget",
             "fairlead machine forget burst-912f4cf9",
             "[Another account](machines.md#another-account-under-the-same-name) explains when.",

@@ -33,7 +33,7 @@ from controller.clouds.base import (
 )
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import GpuOffer, Offer, Reach
-from controller.lifecycle.machines.reconcile import Found
+from controller.lifecycle.machines.reconcile import Found, Traits
 from fairlead.wire.decoders import decoder_of
 
 VERSION = 1
@@ -87,11 +87,15 @@ class _OffersAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _MachineAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """`machine`: the id that `create` was given, of a list."""
+    """`machine`: the id that `create` was given, of a list, as are the traits."""
 
     id: _Id
     machine: _Words | None = None
     created_at: _Time = 0.0
+    instance_type: _Name | None = None
+    region: _Name | None = None
+    zone: _Name | None = None
+    spot: bool = False
     host: _Words | None = None
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 22
     user: _Words | None = None
@@ -212,6 +216,12 @@ class ExecCloud:
                 machine_id=one.machine,
                 created_at=one.created_at,
                 place=one.place(),
+                traits=Traits(
+                    instance_type=one.instance_type,
+                    region=one.region,
+                    zone=one.zone,
+                    spot=one.spot,
+                ),
             )
             for one in answer.machines
         ]

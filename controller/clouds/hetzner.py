@@ -36,7 +36,7 @@ from controller.clouds.rest import Rest
 from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer, Reach
-from controller.lifecycle.machines.reconcile import Found
+from controller.lifecycle.machines.reconcile import Found, Traits
 from controller.provider_config.hetzner import HetznerProvider
 from fairlead.wire.decoders import decoder_of
 
@@ -81,6 +81,13 @@ class _LocalPrice(msgspec.Struct, frozen=True):
     price_hourly: _Price
 
 
+class _TypeLocation(msgspec.Struct, frozen=True):
+    """Where a type may be ordered, and whether Hetzner is about to end that there."""
+
+    name: str
+    deprecation: Any = None
+
+
 class _ServerType(msgspec.Struct, frozen=True, kw_only=True):
     """`memory`, `disk` in GB."""
 
@@ -90,7 +97,16 @@ class _ServerType(msgspec.Struct, frozen=True, kw_only=True):
     disk: float
     architecture: str
     deprecation: Any = None
+    locations: tuple[_TypeLocation, ...] | None = None
     prices: tuple[_LocalPrice, ...]
+
+    def is_sold_in(self, location: str) -> bool:
+        """Return whether orders in this location have a future: `prices` also has locations for
+        which the API refuses the type, and since September 2025 `deprecation` is being replaced by
+        that of each location (hetznercloud/hcloud-go#730)."""
+        if self.locations is None:
+            return self.deprecation is None
+        return any(one.name == location and one.deprecation is None for one in self.locations)
 
 
 class _Address(msgspec.Struct, frozen=True):
@@ -102,10 +118,16 @@ class _PublicNet(msgspec.Struct, frozen=True):
     ipv6: _Address | None = None
 
 
+class _Named(msgspec.Struct, frozen=True):
+    name: str
+
+
 class _Server(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     name: str
     created: datetime
+    server_type: _Named | None = None
+    location: _Named | None = None
     labels: dict[str, str] = {}
     public_net: _PublicNet = _PublicNet()
     private_net: tuple[_Address, ...] = ()
@@ -265,9 +287,9 @@ class HetznerCloud:
             self._offer(one, price)
             for page in pages
             for one in page.server_types
-            if one.architecture == _ARCHITECTURE and one.deprecation is None
+            if one.architecture == _ARCHITECTURE
             for price in one.prices
-            if price.location in self._config.locations
+            if price.location in self._config.locations and one.is_sold_in(price.location)
         )
         return KnownOffers(offers=tuple(offers)).at(self._config.rate)
 
@@ -377,6 +399,10 @@ class HetznerCloud:
                 machine_id=one.labels.get(MACHINE_LABEL),
                 created_at=one.created.timestamp(),
                 place=self._place(one),
+                traits=Traits(
+                    instance_type=None if one.server_type is None else one.server_type.name,
+                    region=None if one.location is None else one.location.name,
+                ),
             )
             for one in await self._servers(label_selector=f"{INSTALLATION_LABEL}={installation}")
         ]

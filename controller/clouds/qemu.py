@@ -29,10 +29,11 @@ from controller.clouds.guests import Guest, Guests, ImageUnreadable, StartFailed
 from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer, Reach
-from controller.lifecycle.machines.reconcile import Found
+from controller.lifecycle.machines.reconcile import Found, Traits
 from controller.provider_config.qemu import QemuProvider
 
 _ID_LENGTH = 20
+_REGION = "here"
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
 _PORT_TAKEN = "host forwarding"
@@ -66,7 +67,7 @@ class QemuCloud:
             Offer(
                 provider=self._name,
                 instance_type=name,
-                region="here",
+                region=_REGION,
                 price=one.price,
                 cpu=float(one.cpu),
                 memory=memory_for_jobs(one.memory),
@@ -160,6 +161,7 @@ class QemuCloud:
                 machine_id=one.machine_id,
                 created_at=one.created_at,
                 place=_place(one),
+                traits=Traits(instance_type=one.instance_type, region=_REGION),
             )
             for one in self._guests.all()
             if one.installation == installation and self._is_there(one)

@@ -50,8 +50,8 @@ class EventKind(StrEnum):
     STORING = "storing"
     """The database `refused` the run's new state: the run stays as it was before."""
     ORPHAN = "orphan"
-    """A machine at a provider that no record knows (`reason`: which) is `found`, `kept` or `gone`.
-    It is of no run."""
+    """A machine at a provider that no record knows (`reason`: which) is `found`, `kept`, `ending`
+    or `gone`. It is of no run."""
 
 
 NO_RUN: Final = ""

@@ -146,18 +146,24 @@ class QuotaOfProvider(_Reason, frozen=True, kw_only=True, tag="quota"):
 
 class OverBudget(_Reason, frozen=True, kw_only=True, tag="over_budget"):
     """What is needed would cost more than its fleet, its user or this installation may.
-    `owner`: which, in words; `limit`: its time."""
+    `owner`: which, in words; `limit`: its time. `next_month`: the day on which the next month
+    begins, if its budget allows what is needed."""
 
     owner: str
     limit: str
     allowed: float
     spent: float
     asked: float
+    next_month: str | None = None
 
     def sentence(self) -> str:
+        then = ""
+        if self.next_month is not None:
+            then = f"; the next try is on {self.next_month} at 00:00:00 UTC"
         return (
             f"{self.owner} may cost {price_words(self.allowed)} {self.limit}; its machines cost "
-            f"{price_words(self.spent)}, and what is needed would add {price_words(self.asked)}"
+            f"{price_words(self.spent)}, and what is needed would add "
+            f"{price_words(self.asked)}{then}"
         )
 
 

@@ -74,9 +74,9 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
 
     `records`: the committed ones, newest. `order_of`: the same bytes at each call. `answers`: ids
     of machines whose node is connected. `tell_orphans` takes all that a provider's whole list has.
-    `found_at` returns when an orphan of a provider was first found, by its id there. `tried`: ids
-    of machines that a check makes and ends. `is_empty` asks a machine's shim whether it has no
-    task; it raises when the shim does not answer.
+    `found_at` returns when an orphan of a provider was first found, by its id there; `is_to_end`
+    whether an admin had it ended. `tried`: ids of machines that a check makes and ends. `is_empty`
+    asks a machine's shim whether it has no task; it raises when the shim does not answer.
     """
 
     installation: str
@@ -87,6 +87,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     tell_orphans: Callable[[str, tuple[Orphan, ...]], None]
     is_empty: Callable[[str], Awaitable[bool]]
     found_at: Callable[[str, str], float | None]
+    is_to_end: Callable[[str, str], bool]
     tried: Callable[[], frozenset[str]]
     restored_at: float | None = None
 
@@ -392,7 +393,8 @@ class ProviderCalls:
             now,
             missing=self._missing,
             answering=self._desk.answers(),
-            is_new=self._clock.now() < self._began + START_SECONDS,
+            is_urgent=self._clock.now() < self._began + START_SECONDS
+            or any(self._desk.is_to_end(self._provider, one.instance_id) for one in self.orphans),
         )
 
     async def _reconcile(self) -> None:
@@ -410,6 +412,7 @@ class ProviderCalls:
             orphans=self.orphans,
             answering=self._desk.answers(),
             found_at=partial(self._desk.found_at, self._provider),
+            is_to_end=partial(self._desk.is_to_end, self._provider),
             tried=tried,
             visible_after=self._cloud.abilities.visible_after,
             restored_at=self._desk.restored_at,

@@ -65,6 +65,7 @@ class MachineManager:
             tell_orphans=rentals.orphans_listed,
             is_empty=is_empty,
             found_at=rentals.orphan_found_at,
+            is_to_end=rentals.orphan_is_to_end,
             tried=self._tried,
             restored_at=restored_at,
         )

@@ -189,6 +189,8 @@ def shown(instance: Wish) -> Wish:
         "id": instance["id"],
         "machine": marks.get(MACHINE),
         "created_at": int(created) if created.isdecimal() else 0,
+        "instance_type": instance["instance_type"]["name"],
+        "region": instance["region"]["name"],
         "host": instance.get("ip"),
     }
 

@@ -9,6 +9,7 @@ cloud in the same six functions. It needs only Python.
 """
 
 import argparse
+import contextlib
 import fcntl
 import json
 import os
@@ -52,7 +53,8 @@ class Machines:
             if len(list(self.folder.glob("*/machine.json"))) >= 8:
                 raise Refusal("no_capacity", "eight machines are as many as this one holds")
             folder.mkdir(exist_ok=True)
-            about = {key: wish[key] for key in ("machine", "installation", "name")}
+            kept = ("machine", "installation", "name", "instance_type", "region")
+            about = {key: wish[key] for key in kept}
             self._start(folder, {**about, "created_at": time.time()})
         return self._shown(folder)
 
@@ -60,10 +62,9 @@ class Machines:
         argv = [self.shim, "--data", str(folder / "data"), "--socket", str(folder / "shim.sock")]
         argv += ["--engine", "process"]
         with (folder / "shim.log").open("wb") as log:
-            process = subprocess.Popen(
+            subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        about["pid"] = process.pid
         # Last, and at once: what has no machine.json was cut off, and is made again.
         (folder / "new.json").write_text(json.dumps(about))
         (folder / "new.json").rename(folder / "machine.json")
@@ -80,12 +81,13 @@ class Machines:
     def terminate(self, wish: Wish) -> Wish:
         folder = self.folder / wish["id"]
         if (folder / "machine.json").exists():
-            pid = json.loads((folder / "machine.json").read_text())["pid"]
-            try:
-                os.kill(pid, signal.SIGTERM)
+            # A shim that ends leaves its jobs running, and a machine that ends does not.
+            if left := processes_with(f"{folder}/data"):
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGTERM)
                 return {"gone": False}
-            except ProcessLookupError:
-                shutil.rmtree(folder)
+            shutil.rmtree(folder)
         return {"gone": True}
 
     def console(self, wish: Wish) -> Wish:
@@ -99,8 +101,21 @@ class Machines:
             "machine": about["machine"],
             "installation": about["installation"],
             "created_at": about["created_at"],
+            "instance_type": about.get("instance_type"),
+            "region": about.get("region"),
             "socket": str(folder / "shim.sock"),
         }
+
+
+def processes_with(path: str) -> list[int]:
+    """Return the processes whose arguments name this path."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        # A process may end meanwhile.
+        with contextlib.suppress(OSError):
+            if path.encode() in file.read_bytes():
+                found.append(int(file.parent.name))
+    return found
 
 
 def main() -> None:

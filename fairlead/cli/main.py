@@ -159,6 +159,8 @@ def _machine_app() -> App:
     machine.command(f"{machines}:list_", name="list", help="List rented machines.")
     help = "List machines at providers for which there is no record."
     machine.command(f"{machines}:orphans", name="orphans", help=help)
+    help = "End machines at a provider for which there is no record."
+    machine.command(f"{machines}:end_orphans", name="end-orphans", help=help)
     help = "End the record of a machine whose account nobody uses any more."
     machine.command(f"{machines}:forget", name="forget", help=help)
     return machine

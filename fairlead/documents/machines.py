@@ -74,7 +74,9 @@ class CostsView(View, frozen=True):
 
 
 class OrphanView(View, frozen=True):
-    """A machine at a provider that no record knows. `ends_at` null: only an admin ends it."""
+    """A machine at a provider that no record knows. `ends_at` null: it is kept until an admin has
+    it ended; `is_to_end`: an admin did. `instance_type` to `spot`: what the provider's list tells
+    of it. `price`: of an hour, where it is known."""
 
     provider: str
     instance_id: str
@@ -84,3 +86,9 @@ class OrphanView(View, frozen=True):
     ends_at: str | None
     is_duplicate: bool
     quarantined: bool
+    is_to_end: bool = False
+    instance_type: str | None = None
+    region: str | None = None
+    zone: str | None = None
+    spot: bool = False
+    price: float | None = None

@@ -9,7 +9,7 @@ import msgspec
 from controller.clouds.base import Abilities, Created, Described, KnownOffers, Order
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
-from controller.lifecycle.machines.reconcile import Found
+from controller.lifecycle.machines.reconcile import Found, Traits
 
 
 class MemoryInstance(msgspec.Struct):
@@ -38,6 +38,8 @@ class MemoryCloud:
         self.now = 0.0
         self.place: Place | None = None
         """Where new machines are reached."""
+        self.traits = Traits()
+        """What lists tell of each machine."""
         self._offers = offers
         self._made = 0
 
@@ -97,6 +99,7 @@ class MemoryCloud:
                 machine_id=one.machine_id,
                 created_at=one.created_at,
                 place=one.place,
+                traits=self.traits,
             )
             for one in self.instances.values()
             if one.installation == installation

@@ -41,8 +41,19 @@ _METHODS = {
     "types": ("compute.v1", "machineTypes.list"),
     "family": ("compute.v1", "images.getFromFamily"),
     "region": ("compute.v1", "regions.get"),
+    "subnetwork": ("compute.v1", "subnetworks.get"),
+    "firewalls": ("compute.v1", "firewalls.list"),
+    "act_as": ("iam.v1", "projects.serviceAccounts.testIamPermissions"),
     "skus": ("cloudbilling.v1", "services.skus.list"),
     "rights": ("cloudresourcemanager.v1", "projects.testIamPermissions"),
+}
+SSH_RULE: dict[str, Any] = {
+    "name": "fairlead",
+    "network": f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/global/networks/default",
+    "direction": "INGRESS",
+    "disabled": False,
+    "sourceRanges": ["203.0.113.7/32"],
+    "allowed": [{"IPProtocol": "tcp", "ports": ["22"]}],
 }
 TYPES: tuple[dict[str, Any], ...] = (
     {"name": "e2-standard-4", "guestCpus": 4, "memoryMb": 16384, "architecture": "X86_64"},
@@ -104,6 +115,11 @@ class GcpDouble:
         """The permissions of the account; None: all."""
         self.skus: list[dict[str, Any]] = []
         self.quotas: list[dict[str, Any]] = []
+        self.subnetworks = {"default": "default"}
+        """Their networks, by name, in each region."""
+        self.firewalls: list[dict[str, Any]] = [dict(SSH_RULE)]
+        self.accounts: dict[str, bool] = {}
+        """Service accounts, and whether this one may act as them."""
         self.public = "127.1.0"
         """The network of public addresses."""
         self.key = _key_of_tests()
@@ -249,6 +265,8 @@ class GcpDouble:
             "name": wish["name"],
             "zone": f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/zones/{zone}",
             "status": "RUNNING",
+            "machineType": f"https://www.googleapis.com/compute/v1/{wish['machineType']}",
+            "scheduling": wish["scheduling"],
             "creationTimestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "labels": wish["labels"],
             "networkInterfaces": [address],
@@ -326,6 +344,26 @@ class GcpDouble:
 
     async def _region(self, request: web.Request) -> Any:
         return {"name": request.match_info["region"], "quotas": self.quotas}
+
+    async def _subnetwork(self, request: web.Request) -> Any:
+        network = self.subnetworks.get(request.match_info["subnetwork"])
+        if network is None:
+            return _missing(request)
+        url = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/global/networks/{network}"
+        return {"name": request.match_info["subnetwork"], "network": url}
+
+    async def _firewalls(self, request: web.Request) -> Any:
+        start = int(request.query.get("pageToken", "0"))
+        answer: dict[str, Any] = {"items": self.firewalls[start : start + 1]}
+        if start + 1 < len(self.firewalls):
+            answer["nextPageToken"] = str(start + 1)
+        return answer
+
+    async def _act_as(self, request: web.Request) -> Any:
+        may = self.accounts.get(request.path.rpartition("/")[2].partition(":")[0])
+        if may is None:
+            return GoogleFailure(404, "NOT_FOUND", "Unknown service account")
+        return {"permissions": (await request.json())["permissions"] if may else []}
 
     async def _skus(self, request: web.Request) -> Any:
         start = int(request.query.get("pageToken", "0"))

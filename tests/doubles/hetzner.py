@@ -18,12 +18,16 @@ IMAGE = 4711
 NAMED_IMAGE = "fairlead-node"
 """A name for an image with one of each architecture, as all of Hetzner's own have."""
 SSH_RULE = {"direction": "in", "protocol": "tcp", "port": "22", "source_ips": ["0.0.0.0/0"]}
-_TYPES = (
-    ("cx22", 2, 4.0, 40, "x86", None, 0.006),
-    ("ccx63", 48, 192.0, 960, "x86", None, 0.5),
-    ("cax11", 2, 4.0, 40, "arm", None, 0.006),
-    ("cx11", 1, 2.0, 20, "x86", {"announced": "2024-06-06T00:00:00Z"}, 0.005),
+_ENDS = {"announced": "2025-10-16T00:00:00Z", "unavailable_after": "2026-01-01T00:00:00Z"}
+_TYPES: tuple[tuple[str, int, float, int, str, dict[str, Any], float], ...] = (
+    ("cx23", 2, 4.0, 40, "x86", {"fsn1": None, "hel1": None}, 0.006),
+    ("ccx63", 48, 192.0, 960, "x86", {"fsn1": None, "hel1": None}, 0.5),
+    ("cax11", 2, 4.0, 40, "arm", {"fsn1": None, "hel1": None}, 0.006),
+    ("cx22", 2, 4.0, 40, "x86", {"fsn1": _ENDS, "hel1": _ENDS}, 0.005),
+    ("cpx11", 2, 2.0, 40, "x86", {"fsn1": _ENDS, "hel1": None}, 0.007),
+    ("cpx12", 1, 2.0, 40, "x86", {"sin": None}, 0.008),
 )
+"""Each with the locations where it may be ordered, and with what is announced there."""
 _LOCATIONS = ("fsn1", "hel1")
 
 
@@ -61,6 +65,8 @@ class HetznerDouble:
         """The most servers on a page."""
         self.cuts = False
         """Whether the next second page fails."""
+        self.tells_locations = True
+        """Whether types name their locations; another server with this API may not."""
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
@@ -96,7 +102,14 @@ class HetznerDouble:
                 "memory": memory,
                 "disk": disk,
                 "architecture": architecture,
-                "deprecation": deprecation,
+                # As while it is phased out: told for a type that ends everywhere, and not always.
+                "deprecation": None,
+                "locations": [
+                    {"id": at, "name": location, "deprecation": ends, "available": True}
+                    for at, (location, ends) in enumerate(where.items())
+                ]
+                if self.tells_locations
+                else None,
                 "prices": [
                     {
                         "location": location,
@@ -106,9 +119,7 @@ class HetznerDouble:
                     for location in _LOCATIONS
                 ],
             }
-            for number, (name, cores, memory, disk, architecture, deprecation, price) in enumerate(
-                _TYPES
-            )
+            for number, (name, cores, memory, disk, architecture, where, price) in enumerate(_TYPES)
         ]
         return self._paged(request, "server_types", types)
 
@@ -191,6 +202,8 @@ class HetznerDouble:
             "id": number,
             "name": wish["name"],
             "status": "initializing",
+            "server_type": {"id": 1, "name": wish["server_type"]},
+            "location": {"id": 1, "name": wish["location"]},
             "created": datetime.now(UTC).isoformat(),
             "labels": wish["labels"],
             "public_net": {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -12,6 +12,7 @@ from controller.api.machines.fleets import fleet_view
 from controller.api.views import derived
 from controller.clock import iso
 from controller.lifecycle.machines.model import Machine
+from controller.lifecycle.machines.reconcile import Orphan
 from controller.service.machines.rented import status_of
 from fairlead.documents.machines import CostsView, MachineView, OrphanView
 from fairlead.documents.nodes import FleetView
@@ -35,6 +36,13 @@ class MachinesQuery(PageQuery, frozen=True, kw_only=True):
 class MachinesAnswer(msgspec.Struct, frozen=True, kw_only=True):
     machines: tuple[MachineView, ...]
     next_cursor: str | None
+
+
+class EndOrphansBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`instance_ids`: the ids of orphans at the provider, as their list has them."""
+
+    provider: str
+    instance_ids: Annotated[tuple[str, ...], msgspec.Meta(max_length=1000)]
 
 
 class OrphansAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,11 +86,29 @@ async def forget_machine(call: Call) -> MachineView:
 
 
 async def list_orphans(call: Call) -> OrphansAnswer:
-    return OrphansAnswer(
-        orphans=tuple(
-            derived(OrphanView, orphan, ends_at=_ends_at(orphan.ends_at()))
-            for orphan in call.service.machines.rented.orphans(call.caller)
-        )
+    found = call.service.machines.rented.orphans(call.caller)
+    return OrphansAnswer(orphans=tuple(_orphan(call, one) for one in found))
+
+
+async def end_orphans(call: Call) -> OrphansAnswer:
+    body: EndOrphansBody = call.body
+    found = await call.service.machines.rented.end_orphans(
+        body.provider, body.instance_ids, call.caller
+    )
+    return OrphansAnswer(orphans=tuple(_orphan(call, one) for one in found))
+
+
+def _orphan(call: Call, orphan: Orphan) -> OrphanView:
+    traits = orphan.traits
+    return derived(
+        OrphanView,
+        orphan,
+        ends_at=_ends_at(orphan.ends_at()),
+        instance_type=traits.instance_type,
+        region=traits.region,
+        zone=traits.zone,
+        spot=traits.spot,
+        price=call.service.machines.rented.price_of(orphan),
     )
 
 
@@ -150,6 +176,14 @@ ROUTES: tuple[Route, ...] = (
         path="/v1/machine-orphans",
         summary="Machines at providers that no record knows",
         handler=list_orphans,
+        answer=OrphansAnswer,
+    ),
+    Route(
+        method="POST",
+        path="/v1/machine-orphans/end",
+        summary="End machines at a provider that no record knows",
+        handler=end_orphans,
+        body=EndOrphansBody,
         answer=OrphansAnswer,
     ),
 )

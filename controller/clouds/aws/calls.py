@@ -105,6 +105,18 @@ class Calls:
 
         return await self._in_thread(region, "get_service_quota", work)
 
+    async def instance_profile(self, name: str) -> dict[str, Any]:
+        """Return the instance profile of this name. Raises CloudError."""
+        region = next(iter(self._config.regions))
+
+        def work() -> dict[str, Any]:
+            client = self._client(region, "iam")
+            answer = client.get_instance_profile(InstanceProfileName=name)
+            profile: dict[str, Any] = answer["InstanceProfile"]
+            return profile
+
+        return await self._in_thread(region, "get_instance_profile", work)
+
     async def _in_thread(self, region: str, call: str, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
         try:

@@ -16,6 +16,7 @@ import msgspec
 from controller.clouds.aws import types as aws_types
 from controller.clouds.aws.calls import Calls
 from controller.clouds.aws.errors import InstanceUnknown, SetupRefused, TokenMismatch, WouldWork
+from controller.clouds.aws.examination import Examination, asked
 from controller.clouds.aws.instances import (
     INSTALLATION_TAG,
     MACHINE_TAG,
@@ -27,6 +28,7 @@ from controller.clouds.aws.instances import (
     state_of,
     tag_of,
     tags_of,
+    traits_of,
     words_of_bid,
 )
 from controller.clouds.aws.spot_prices import SpotPrices
@@ -378,6 +380,7 @@ class AwsCloud:
                 machine_id=tag_of(one, MACHINE_TAG),
                 created_at=one["LaunchTime"].timestamp(),
                 place=place_of(one, self._config.is_public),
+                traits=traits_of(region, one),
             )
             for one in await self._instances(region, chosen)
         ]
@@ -404,8 +407,19 @@ class AwsCloud:
     # -- examining --------------------------------------------------------------------------
 
     async def examine(self) -> Sequence[Examined]:
-        every = await _all(self._examined(region) for region in self._config.regions)
-        return [*self._never_rented(), *(one for found in every for one in found)]
+        found = list(self._never_rented())
+        is_right = True
+        if (profile := self._config.instance_profile) is not None:
+            _, examined = await asked(
+                f"instance profile {profile}",
+                f"providers.{self._name}.instance_profile",
+                self._calls.instance_profile(profile),
+            )
+            found.append(examined)
+            is_right = examined.fault is None
+        regions = self._config.regions
+        every = await _all(self._examined(region, tries=is_right) for region in regions)
+        return [*found, *(one for found in every for one in found)]
 
     def _never_rented(self) -> Iterable[Examined]:
         """Yield what the controller's file names in vain."""
@@ -422,11 +436,15 @@ class AwsCloud:
             fault = f"{field}.prices.{name}: the catalog has no such type, so none is rented"
             yield Examined(what=f"price of {name}", fault=fault)
 
-    async def _examined(self, region: str) -> list[Examined]:
-        where = self._config.regions[region]
-        found = [await self._tried(f"image {where.image} in {region}", self._image_there(region))]
-        if found[0].fault is None:
-            for zone in where.subnets:
+    async def _examined(self, region: str, *, tries: bool) -> list[Examined]:
+        """`tries`: whether what all regions share is right, so that an order may be tried."""
+        examination = Examination(self._name, self._config, self._calls, region)
+        await examination.run()
+        found = examination.found
+        # It may be another image since.
+        self._images.pop(region, None)
+        if tries and all(one.fault is None for one in found):
+            for zone in self._config.regions[region].subnets:
                 what = f"rights to make a machine in {zone}"
                 found.append(await self._tried(what, self._dry_run(region, zone)))
         for code, name in QUOTAS.items():
@@ -439,10 +457,6 @@ class AwsCloud:
         except CloudError as error:
             return Examined(what=what, fault=str(error))
         return Examined(what=what)
-
-    async def _image_there(self, region: str) -> None:
-        self._images.pop(region, None)
-        await self._image(region, self._config.regions[region].image)
 
     async def _dry_run(self, region: str, zone: str) -> None:
         """Ask for a machine that is not made. Raises CloudError."""

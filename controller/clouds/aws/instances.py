@@ -10,6 +10,7 @@ import msgspec
 
 from controller.clouds.base import Created, Order, Refused
 from controller.lifecycle.machines.life import Place
+from controller.lifecycle.machines.reconcile import Traits
 
 INSTALLATION_TAG = "fairlead-installation"
 MACHINE_TAG = "fairlead-machine"
@@ -79,6 +80,16 @@ def state_of(instance: Mapping[str, Any]) -> str:
 
 def tag_of(instance: Mapping[str, Any], key: str) -> str | None:
     return next((one["Value"] for one in instance.get("Tags", ()) if one["Key"] == key), None)
+
+
+def traits_of(region: str, instance: Mapping[str, Any]) -> Traits:
+    return Traits(
+        instance_type=instance.get("InstanceType"),
+        region=region,
+        zone=instance.get("Placement", {}).get("AvailabilityZone"),
+        # EC2 leaves it out for a machine on demand.
+        spot=instance.get("InstanceLifecycle") == "spot",
+    )
 
 
 def place_of(instance: Mapping[str, Any], is_public: bool) -> Place | None:

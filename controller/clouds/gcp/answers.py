@@ -7,6 +7,7 @@ import msgspec
 from controller.clouds.base import CloudAway
 from controller.clouds.gcp.errors import Fault
 from controller.clouds.gcp.types import TypeInfo
+from controller.lifecycle.machines.reconcile import Traits
 
 _EMPTY = "NO_RESULTS_ON_PAGE"
 
@@ -27,13 +28,30 @@ class Interface(
     outside: tuple[OutsideAddress, ...] = ()
 
 
+class Scheduling(msgspec.Struct, frozen=True, rename="camel"):
+    provisioning_model: str = ""
+
+
 class Instance(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`zone`, `machine_type`: URLs whose last parts are the names."""
+
     name: str
     status: str = ""
     zone: str = ""
+    machine_type: str = ""
+    scheduling: Scheduling = Scheduling()
     creation_timestamp: datetime
     labels: dict[str, str] = {}
     network_interfaces: tuple[Interface, ...] = ()
+
+
+def traits_of(zone: str, instance: Instance) -> Traits:
+    return Traits(
+        instance_type=instance.machine_type.rpartition("/")[2] or None,
+        region=zone.rpartition("-")[0],
+        zone=zone,
+        spot=instance.scheduling.provisioning_model == "SPOT",
+    )
 
 
 class Scope(msgspec.Struct, frozen=True):
@@ -87,6 +105,31 @@ class AllowedPermissions(msgspec.Struct, frozen=True):
 
 class Image(msgspec.Struct, frozen=True, rename="camel"):
     disk_size_gb: str = "0"
+
+
+class Subnetwork(msgspec.Struct, frozen=True):
+    """`network`: the URL of the network that it is of."""
+
+    network: str
+
+
+class Allowed(msgspec.Struct, frozen=True, rename={"protocol": "IPProtocol"}):
+    protocol: str
+    ports: tuple[str, ...] = ()
+
+
+class FirewallRule(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    network: str
+    direction: str = "INGRESS"
+    disabled: bool = False
+    allowed: tuple[Allowed, ...] = ()
+    source_ranges: tuple[str, ...] = ()
+    target_tags: tuple[str, ...] = ()
+    target_service_accounts: tuple[str, ...] = ()
+
+
+class FirewallRules(Page, frozen=True, kw_only=True, rename="camel"):
+    items: tuple[FirewallRule, ...] = ()
 
 
 class Nothing(msgspec.Struct, frozen=True):

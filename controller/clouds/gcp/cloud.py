@@ -47,9 +47,11 @@ from controller.clouds.gcp.answers import (
     RegionQuotas,
     SerialOutput,
     require_whole,
+    traits_of,
 )
 from controller.clouds.gcp.calls import Calls
 from controller.clouds.gcp.errors import NameTaken, NotThere, failure, named
+from controller.clouds.gcp.examination import IAM_URL, Examination
 from controller.clouds.gcp.order import (
     INSTALLATION_LABEL,
     MACHINE_LABEL,
@@ -90,7 +92,9 @@ PERMISSIONS = (
     "compute.subnetworks.useExternalIp",
     "compute.zoneOperations.get",
 )
-"""All that is needed in the project; `examples/machines/gcp-role.yaml` has the same."""
+"""All that is needed in the project."""
+CHECKED_WITH = ("compute.firewalls.list", "compute.subnetworks.get")
+"""What a check reads besides; `examples/machines/gcp-role.yaml` has both."""
 _PROJECTS_URL = "https://cloudresourcemanager.googleapis.com"
 _BILLING_URL = "https://cloudbilling.googleapis.com"
 _NAMESPACE = uuid.UUID("5f2d6a1e-6c0f-4f43-9a42-0c7a3f6f5d5b")
@@ -118,12 +122,14 @@ class GcpCloud:
         describe_every: float = DESCRIBE_EVERY_SECONDS,
         projects_url: str = _PROJECTS_URL,
         billing_url: str = _BILLING_URL,
+        iam_url: str = IAM_URL,
     ) -> None:
         self.abilities = Abilities(idempotent=True, visible_after=VISIBLE_AFTER_SECONDS)
         self._name = name
         self._config = config
         self.catalog = catalog or Catalog("gcp")
         self._projects_url, self._billing_url = projects_url, billing_url
+        self._iam_url = iam_url
         self._calls = Calls(name, config)
         self._pace = Pace(describe_every)
         self._types: dict[str, tuple[float, list[TypeInfo]]] = {}
@@ -344,6 +350,7 @@ class GcpCloud:
                 machine_id=one.labels.get(MACHINE_LABEL),
                 created_at=one.creation_timestamp.timestamp(),
                 place=self._place(one),
+                traits=traits_of(instance_id.partition("/")[0], one),
             )
             for instance_id, one in await self._instances(
                 # Without quotes, an id such as 12e4567890123456 would be a number.
@@ -381,7 +388,10 @@ class GcpCloud:
     async def examine(self) -> Sequence[Examined]:
         found = open_to_others(self._name, "credentials_file", self._config.credentials_file)
         found += [await self._rights(), await self._image_there(), *await self._unknown_prices()]
+        examination = Examination(self._name, self._config, self._calls, self._iam_url)
+        found += await examination.service_account()
         for region, where in self._config.regions.items():
+            found += await examination.subnetwork(region)
             found += await self._never_rented(region, where)
             found += await self._quotas(region)
         return found
@@ -390,13 +400,16 @@ class GcpCloud:
         what = "permissions in the project"
         url = f"{self._projects_url}/v1/projects/{self._config.project}:testIamPermissions"
         try:
-            content = {"permissions": list(PERMISSIONS)}
+            content = {"permissions": [*PERMISSIONS, *CHECKED_WITH]}
             allowed = await self._calls.call(AllowedPermissions, "POST", url, content=content)
         except CloudError as error:
             return Examined(what=what, note=f"not known: {error}")
         if missing := sorted(set(PERMISSIONS) - set(allowed.permissions)):
             fault = f"{', '.join(missing)}: give its account a role with them"
             return Examined(what=what, fault=fault)
+        if missing := sorted(set(CHECKED_WITH) - set(allowed.permissions)):
+            note = f"{', '.join(missing)}: without them, this check sees less; machines need none"
+            return Examined(what=what, note=note)
         return Examined(what=what)
 
     async def _image_there(self) -> Examined:

@@ -226,6 +226,15 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True):
     barred: str | None = None
 
 
+class Month(msgspec.Struct, frozen=True):
+    """A month of the UTC calendar (Unix times), as budgets count it. It ends when the next one
+    begins; `next_day`: that day, such as 2026-12-01."""
+
+    began: float = 0.0
+    ends: float = math.inf
+    next_day: str | None = None
+
+
 class Market(msgspec.Struct, frozen=True, kw_only=True):
     """What can be bought now. `away`: why a provider tells no offers. `unknown`: as in its
     supply."""
@@ -236,8 +245,8 @@ class Market(msgspec.Struct, frozen=True, kw_only=True):
     """By provider."""
     away: Mapping[str, str] = {}
     penalties: Penalties
-    month_began: float = 0.0
-    """The start of the present month (Unix time)."""
+    month: Month = Month()
+    """The present one."""
     spending: Spending = Spending()
     providers: frozenset[str] | None = None
     """Those of the controller's file; None: it is not known which it has."""
@@ -295,11 +304,13 @@ def _there(field: str, offers: Iterable[Offer]) -> str:
     """Return what the offers have in place of what the field wants, as the end of a sentence."""
     if field == "max_price":
         return f", whose cheapest costs {price_words(min(one.price for one in offers))} an hour"
+    if field == "spot":
+        return f", which has {'spot machines' if next(iter(offers)).spot else 'none as spot'} alone"
     if (value := _VALUES.get(field)) is None:
         return ""
     known = sorted({found for one in offers if (found := value(one)) is not None})
     if not known:
-        return ""
+        return ", which names none"
     more = ", …" if len(known) > _MAX_NAMED else ""
     return f", which has {', '.join(known[:_MAX_NAMED])}{more}"
 
@@ -344,7 +355,7 @@ class Purse:
         budget: Budget,
         machines: Iterable[Machine],
         now: float,
-        month_began: float,
+        month: Month,
         most: int | None = None,
     ) -> None:
         own = list(machines)
@@ -354,7 +365,8 @@ class Purse:
         self._budget = budget
         self._count = len(live)
         self._per_hour = sum(one.offer.price for one in live)
-        self._spent = sum(cost_between(one, month_began, now) for one in own)
+        self._month = month
+        self._spent = sum(cost_between(one, month.began, now) for one in own)
 
     def refuses(self, offers: Sequence[Offer]) -> FleetAtMost | OverBudget | None:
         """Return why these offers together may not be bought; None: they may."""
@@ -366,14 +378,17 @@ class Purse:
                 owner=self._owner, most=self._most, has=self._count, asked=len(offers)
             )
         if (most := self._budget.per_hour) is not None and _exceeds(self._per_hour + price, most):
-            return self._over("an hour", most, self._per_hour, price)
+            return self._over("an hour", most, self._per_hour, price, None)
         # All that is live may go on for an hour, the longest step in which providers bill.
         soon = self._spent + self._per_hour
         if (most := self._budget.per_month) is not None and _exceeds(soon + price, most):
             # What is spent grows all the time: by hundredths, so that the reason, which is stored
             # with each job that waits, does not change at each look.
             step = most / 100 or 1.0
-            return self._over("a month", most, math.ceil(soon / step) * step, price)
+            # The next month begins with what is live now, and that may be too much for it, too.
+            helps = not _exceeds(self._per_hour + price, most)
+            next_month = self._month.next_day if helps else None
+            return self._over("a month", most, math.ceil(soon / step) * step, price, next_month)
         return None
 
     def take(self, offers: Sequence[Offer]) -> None:
@@ -390,22 +405,37 @@ class Purse:
         """Whether the month's budget is used up."""
         return self._budget.per_month is not None and self._spent >= self._budget.per_month
 
-    def _over(self, limit: str, most: float, spent: float, asked: float) -> OverBudget:
-        return OverBudget(owner=self._owner, limit=limit, allowed=most, spent=spent, asked=asked)
+    def used_up_at(self, now: float) -> float | None:
+        """Return when the month's budget will be used up by what is live; None: it is already, or
+        nothing uses it."""
+        most = self._budget.per_month
+        if most is None or self.is_over_month or not self._per_hour:
+            return None
+        return now + (most - self._spent) / self._per_hour * 3600.0
+
+    def _over(
+        self, limit: str, most: float, spent: float, asked: float, next_month: str | None
+    ) -> OverBudget:
+        return OverBudget(
+            owner=self._owner,
+            limit=limit,
+            allowed=most,
+            spent=spent,
+            asked=asked,
+            next_month=next_month,
+        )
 
 
 def _exceeds(cost: float, most: float) -> bool:
     return cost > most * (1.0 + _TOLERANCE)
 
 
-def purse_of_fleet(
-    fleet: Fleet, machines: Iterable[Machine], now: float, month_began: float
-) -> Purse:
+def purse_of_fleet(fleet: Fleet, machines: Iterable[Machine], now: float, month: Month) -> Purse:
     """Return what the fleet may buy."""
     assert fleet.machines is not None
     own = (one for one in machines if one.fleet == fleet.name)
     most = fleet.machines.max
-    return Purse(f"fleet {fleet.name}", fleet.budget, own, now, month_began, most)
+    return Purse(f"fleet {fleet.name}", fleet.budget, own, now, month, most)
 
 
 class Purses:
@@ -417,15 +447,15 @@ class Purses:
         spending: Spending,
         machines: Sequence[Machine],
         now: float,
-        month_began: float,
+        month: Month,
     ) -> None:
         self._machines = machines
         self._spending = spending
         self._now = now
-        self._month_began = month_began
+        self._month = month
         self._users: dict[str, Purse] = {}
-        self._fleets = {one.name: purse_of_fleet(one, machines, now, month_began) for one in fleets}
-        self._together = Purse("this installation", spending.together, machines, now, month_began)
+        self._fleets = {one.name: purse_of_fleet(one, machines, now, month) for one in fleets}
+        self._together = Purse("this installation", spending.together, machines, now, month)
 
     def fleet(self, name: str) -> Purse:
         return self._fleets[name]
@@ -446,6 +476,15 @@ class Purses:
         broke = self._together.is_over_month
         return broke or (user is not None and self._user(user).is_over_month)
 
+    def used_up_at(self) -> float | None:
+        """Return when what is live will have used up the first budget of the month; None: none."""
+        users = {one.user for one in self._machines if one.is_live and one.user is not None}
+        # Each purse goes through all records, in each turn: none for those without a limit.
+        limited = [one for one in users if self._spending.of(one).per_month is not None]
+        every = (*self._fleets.values(), self._together, *map(self._user, limited))
+        times = (one.used_up_at(self._now) for one in every)
+        return min((at for at in times if at is not None), default=None)
+
     def _of(self, fleet: str, user: str | None) -> list[Purse]:
         always = [self._fleets[fleet], self._together]
         return always if user is None else [*always, self._user(user)]
@@ -454,5 +493,5 @@ class Purses:
         if user not in self._users:
             own = (one for one in self._machines if one.user == user)
             budget = self._spending.of(user)
-            self._users[user] = Purse(f"user {user}", budget, own, self._now, self._month_began)
+            self._users[user] = Purse(f"user {user}", budget, own, self._now, self._month)
         return self._users[user]

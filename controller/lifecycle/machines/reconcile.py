@@ -32,6 +32,16 @@ LIST_PAUSE_SECONDS = 5.0
 that a node ceased to answer whose machine a list lacks."""
 
 
+class Traits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine is, as far as its provider's list tells. With it admins find the machine at
+    the provider, and its price among the offers."""
+
+    instance_type: str | None = None
+    region: str | None = None
+    zone: str | None = None
+    spot: bool = False
+
+
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """A machine as its provider lists it, with this installation's tag. `machine_id`: its tag."""
 
@@ -39,13 +49,14 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     machine_id: str | None
     created_at: float
     place: Place | None = None
+    traits: Traits = Traits()
 
 
 class Orphan(msgspec.Struct, frozen=True, kw_only=True):
     """A machine of this installation that no record knows.
 
     `quarantined`: it is older than a restore of the database, whose backup may not know it; only an
-    admin ends it.
+    admin has it ended. `is_to_end`: an admin did.
     """
 
     provider: str
@@ -56,12 +67,14 @@ class Orphan(msgspec.Struct, frozen=True, kw_only=True):
     """When it was first listed without a record."""
     is_duplicate: bool = False
     quarantined: bool = False
+    is_to_end: bool = False
+    traits: Traits = Traits()
 
     def ends_at(self) -> float | None:
         """Return when it is ended; None: it is not."""
-        if self.quarantined:
+        if self.quarantined and not self.is_to_end:
             return None
-        if self.is_duplicate:
+        if self.is_duplicate or self.is_to_end:
             return self.created_at + SPARED_SECONDS
         return max(self.created_at + SPARED_SECONDS, self.seen_at + ORPHAN_GRACE_SECONDS)
 
@@ -79,8 +92,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     """What a list is judged by. `missing` and `orphans`: of the list before. `answering`: ids of
     machines whose node answers. `visible_after`: seconds after which a list must have a machine.
     `account`: the one that was listed; None: that is not known. `found_at`: when an orphan, by its
-    id at the provider, was first found, also by a controller before this one. `tried`: the machines
-    of checks that are under way, which end them."""
+    id at the provider, was first found, also by a controller before this one. `is_to_end`: whether
+    an admin had it ended. `tried`: the machines of checks that are under way, which end them."""
 
     provider: str
     account: str | None = None
@@ -88,6 +101,7 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     orphans: Sequence[Orphan] = ()
     answering: frozenset[str] = frozenset()
     found_at: Callable[[str], float | None] = lambda instance_id: None
+    is_to_end: Callable[[str], bool] = lambda instance_id: False
     tried: Set[str] = frozenset()
     visible_after: float
     restored_at: float | None = None
@@ -175,12 +189,12 @@ def until_next_list(
     *,
     missing: Set[str],
     answering: Set[str],
-    is_new: bool,
+    is_urgent: bool,
 ) -> float:
     """Return the seconds after which to look again, 0 when the next list is due. `began`, `ended`:
-    of the last list; `missing`, `answering`: as above, the latter now; `is_new`: whether this
-    controller has just started."""
-    every = LIST_SOON_SECONDS if is_new or missing - answering else LIST_EVERY_SECONDS
+    of the last list; `missing`, `answering`: as above, the latter now; `is_urgent`: whether this
+    controller has just started, or an admin waits for the end of an orphan."""
+    every = LIST_SOON_SECONDS if is_urgent or missing - answering else LIST_EVERY_SECONDS
     # From one beginning to the next: what a slow list takes must not come on top.
     left = max(began + every, ended + LIST_PAUSE_SECONDS) - now
     return min(max(left, 0.0), LIST_PAUSE_SECONDS)
@@ -199,4 +213,6 @@ def _orphan(one: Found, case: Circumstances, now: float, *, is_duplicate: bool) 
         seen_at=now if since is None else min(since, now),
         is_duplicate=is_duplicate,
         quarantined=not is_duplicate and restored is not None and one.created_at < restored,
+        is_to_end=case.is_to_end(one.instance_id),
+        traits=one.traits,
     )

@@ -8,7 +8,7 @@ from controller.scheduling.renting.demand import Demand
 DEMAND_EVERY_SECONDS = 0.5
 """Demand looks at the whole queue, and turns can be many in a second."""
 _ANYWAY_SECONDS = 60.0
-"""After this time demand is looked at although nothing changed: a month may have ended."""
+"""After this time demand is looked at although nothing changed."""
 
 
 class LastDemand:
@@ -17,6 +17,8 @@ class LastDemand:
         self._next = 0.0
         self._is_dirty = True
         """Something changed since."""
+        self._month = float("-inf")
+        """When the month began of the last turn."""
         self._awaiting: frozenset[str] | None = None
         """Machines that a gang needs with others that are not there yet; None: nobody has looked
         since this controller began."""
@@ -31,6 +33,11 @@ class LastDemand:
         if now < self.at:
             self.at = self._next = now
             self._is_dirty = True
+
+    def note_month(self, began: float) -> None:
+        """Look at demand again in a new month: each budget of a month is whole then."""
+        if began != self._month:
+            self._month, self._is_dirty = began, True
 
     def is_due(self, now: float, penalty_ends: float | None) -> bool:
         """Return whether another look could find something else. `penalty_ends`: when the first

@@ -23,7 +23,7 @@ from controller.lifecycle.reports import MachineAnswered
 from controller.pipelines.renting.last_demand import LastDemand
 from controller.pipelines.renting.records import MachineRecords
 from controller.pipelines.renting.settings import RentalSettings
-from controller.pipelines.renting.standing import standing_of, surroundings
+from controller.pipelines.renting.standing import purses_of, standing_of, surroundings
 from controller.scheduling.renting.demand import Order
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import NodeStatus
@@ -73,8 +73,9 @@ class MachineTurn:
         self._is_used = is_used
         self._now = now
         self._settings = settings
-        month, machines = settings.month_of(now), records.machines.values()
-        self._standing = standing_of(fleets, machines, settings.spending, now, month)
+        machines = records.machines.values()
+        purses = purses_of(fleets, machines, settings.spending, now, settings.month(now))
+        self._standing = standing_of(fleets, machines, purses)
         self._machines: dict[str, Machine] = {}
         self._changed_nodes: dict[str, Node | None] = {}
         self._gone: list[GoneNode] = []

@@ -28,7 +28,7 @@ from controller.pipelines.renting.last_demand import DEMAND_EVERY_SECONDS, LastD
 from controller.pipelines.renting.machine_turn import MachineTurn, Turned
 from controller.pipelines.renting.records import MachineRecords
 from controller.pipelines.renting.settings import RentalSettings
-from controller.pipelines.renting.standing import standing_of, surroundings
+from controller.pipelines.renting.standing import purses_of, standing_of, surroundings
 from controller.scheduling.index import CapacityIndex
 from controller.scheduling.queue import Unit
 from controller.scheduling.renting.demand import Demand, demand
@@ -86,6 +86,15 @@ class Rentals:
     def orphan_found_at(self, provider: str, instance_id: str) -> float | None:
         """Return when a list first had this orphan (Unix time), as far as that is committed."""
         return self._orphans.found_at(provider, instance_id)
+
+    def end_orphans(self, provider: str, instance_ids: Iterable[str], by: str) -> None:
+        """Have these orphans ended; it counts once the next turn is committed."""
+        self._orphans.ask_for_end(provider, instance_ids, by)
+        self._wake()
+
+    def orphan_is_to_end(self, provider: str, instance_id: str) -> bool:
+        """Return whether an admin had this orphan ended, as far as that is committed."""
+        return self._orphans.is_to_end(provider, instance_id)
 
     def leave_out_events(self) -> None:
         """The database refuses the events that were offered."""
@@ -152,6 +161,7 @@ class Rentals:
         penalties = self._records.penalties
         penalties.note_time(now)
         self._last.note_time(now)
+        self._last.note_month(self._settings.month_of(now))
         inbox, self._inbox = self._inbox, {}
         turn = MachineTurn(self._records, self._last, self._settings, nodes, fleets, is_used, now)
         for machine in list(self.machines.values()):
@@ -186,7 +196,7 @@ class Rentals:
             unknown={name: one.unknown for name, one in self._supplies.items()},
             away=self._away,
             penalties=self._records.penalties,
-            month_began=self._settings.month_of(now),
+            month=self._settings.month(now),
             spending=self._settings.spending,
             providers=self._settings.providers,
         )
@@ -239,8 +249,14 @@ class Rentals:
         """Return when time alone next changes something."""
         times = [self._records.penalties.next_end(now)]
         times.append(self._last.next_at(has_units=bool(self._index.units)))
-        month, machines = self._settings.month_of(now), self.machines.values()
-        standing = standing_of(fleets, machines, self._settings.spending, now, month)
+        month, machines = self._settings.month(now), self.machines.values()
+        purses = purses_of(fleets, machines, self._settings.spending, now, month)
+        standing = standing_of(fleets, machines, purses)
+        # A kept machine changes nothing by itself, however long: its budget ends all the same.
+        times.append(purses.used_up_at())
+        if standing and month.ends > now:
+            # What a fleet keeps is ordered again although nothing waits.
+            times.append(month.ends)
         for machine in machines:
             if machine.is_live:
                 node, own = nodes.get(machine.id), standing.get(machine.fleet)

@@ -6,8 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
+from controller.clock import iso
 from controller.lifecycle.inventory import Fleet, Spending
+from controller.lifecycle.machines.market import Month
 from controller.lifecycle.machines.model import Machine
+
+_LONGER_THAN_A_MONTH = 32 * 86400.0
 
 
 class Pinned(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +35,13 @@ class RentalSettings(msgspec.Struct, frozen=True, kw_only=True):
     providers: frozenset[str] | None = None
     setups: Mapping[str, str] = {}
     """A digest of what the controller's file says of each provider."""
+
+    def month(self, now: float) -> Month:
+        """Return the present month."""
+        began = self.month_of(now)
+        # No month is longer than that, and none so short that this is in the one after the next.
+        ends = self.month_of(began + _LONGER_THAN_A_MONTH)
+        return Month(began, ends, iso(ends)[: len("2026-12-01")])
 
 
 def has_rented(machines: Collection[Machine], fleets: Iterable[Fleet]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from controller.lifecycle.inventory import Fleet, Node, Spending
 from controller.lifecycle.machines.life import Surroundings
-from controller.lifecycle.machines.market import Purses
+from controller.lifecycle.machines.market import Month, Purses
 from controller.lifecycle.machines.model import Machine, MachineStatus
 from controller.pipelines.renting.last_demand import LastDemand
 
@@ -31,18 +31,27 @@ class Standing:
         return self._is_broke or self._purses.is_broke(machine.user)
 
 
-def standing_of(
+def purses_of(
     fleets: Mapping[str, Fleet],
     machines: Iterable[Machine],
     spending: Spending,
     now: float,
-    month_began: float,
+    month: Month,
+) -> Purses:
+    """Return what is spent and may be spent, for the fleets that rent machines."""
+    return Purses(_renting(fleets), spending, list(machines), now, month)
+
+
+def standing_of(
+    fleets: Mapping[str, Fleet], machines: Iterable[Machine], purses: Purses
 ) -> dict[str, Standing]:
     """Return how each fleet stands that rents machines."""
-    renting = [fleet for fleet in fleets.values() if fleet.machines is not None]
     known = list(machines)
-    purses = Purses(renting, spending, known, now, month_began)
-    return {fleet.name: Standing(fleet, known, purses) for fleet in renting}
+    return {fleet.name: Standing(fleet, known, purses) for fleet in _renting(fleets)}
+
+
+def _renting(fleets: Mapping[str, Fleet]) -> list[Fleet]:
+    return [fleet for fleet in fleets.values() if fleet.machines is not None]
 
 
 def surroundings(

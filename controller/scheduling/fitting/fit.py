@@ -388,14 +388,15 @@ def closest(need: Resources, rooms: Sequence[Room]) -> DoesNotFit:
         lacking,
         key=lambda pair: (
             bool(could_ever_hold(need, pair[0].node)),
-            *_distance(pair[1], pair[0].node),
+            *distance(pair[1], pair[0].node.name),
         ),
     )
     return DoesNotFit(node=free.node.name, lacks=tuple(one.lack for one in short))
 
 
-def _distance(short: Sequence[Shortfall], node: Node) -> tuple[int, float, str]:
-    return len(short), -sum(one.ratio for one in short), node.name
+def distance(short: Sequence[Shortfall], name: str) -> tuple[int, float, str]:
+    """Return what sorts nodes of these names by how near a job is to fitting there."""
+    return len(short), -sum(one.ratio for one in short), name
 
 
 def has_network(need: Resources, capacity: NodeCapacity) -> bool:

@@ -106,7 +106,7 @@ class _Look:
         self._fleets = {
             name: fleet for name, fleet in index.fleets.items() if fleet.machines is not None
         }
-        self._purses = Purses(self._fleets.values(), shop.spending, machines, now, shop.month_began)
+        self._purses = Purses(self._fleets.values(), shop.spending, machines, now, shop.month)
         self._turns = GangTurns(machines, now)
         self._behind: list[Unit] = []
         """Gangs that are served once all others were."""
@@ -375,18 +375,13 @@ class _Look:
         if (enough := next(own, None)) is not None:
             return enough
         needs = {member.need for member in unit.members}
-        offers: dict[str, Offer] = {}
-        for need in needs:
-            fitting = self._market.fitting(fleet, need)
-            if not isinstance(fitting, list):
-                return fitting
-            offers |= {one.key: one for one in fitting}
         on_demand = lost_spot_machines(self._index, unit)
-        ordered = market.in_order(offers.values(), on_demand_first=on_demand)
-        open_ = self._market.open(ordered)
-        if not open_:
-            return self._market.none_now(fleet, ordered)
-        plans = list(self._pool.plans(unit, fleet, open_))
+        offers = self._market.for_gang(fleet, needs, on_demand_first=on_demand)
+        if not isinstance(offers, InTurn):
+            return offers
+        if not offers.open:
+            return self._market.none_now(fleet, offers.ordered)
+        plans = list(self._pool.plans(unit, fleet, offers.open))
         if not plans:
             lacks = "no zone's offers could hold the whole gang where its other jobs are"
             return NoOffer(fleet=fleet.name, lacks=lacks, unknown=self._market.unknown(fleet))
@@ -418,7 +413,7 @@ class _Look:
         purse, policy = self._purses.fleet(fleet.name), policy_of(fleet)
         if purse.count >= policy.min:
             return
-        fitting = self._market.fitting(fleet, None)
+        fitting = self._market.that_are_allowed(fleet)
         if not isinstance(fitting, list):
             return
         open_ = self._market.open(market.in_order(fitting))

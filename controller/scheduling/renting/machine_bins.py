@@ -11,11 +11,9 @@ from msgspec.structs import replace
 
 from controller.lifecycle.inventory import Fleet
 from controller.lifecycle.machines.model import Machine, MachineStatus, Offer, node_of
-from controller.lifecycle.model import Constraint
-from controller.lifecycle.pending_reasons import constraint_words
 from controller.scheduling.fitting.capacity import Need
-from controller.scheduling.fitting.constraints import all_unmet, attributes_of, unmet
-from controller.scheduling.fitting.fit import Room, closest, less, room, shortfalls
+from controller.scheduling.fitting.constraints import attributes_of, unmet
+from controller.scheduling.fitting.fit import Room, less, room, shortfalls
 from controller.scheduling.gang_placement import allocate, hardest_first
 from controller.scheduling.queue import Member, Unit
 
@@ -111,29 +109,3 @@ def plan_of(unit: Unit, fleet: Fleet, bins: Sequence[Bin], offers: Sequence[Offe
     finally:
         for one, room_ in zip(bins, before, strict=True):
             one.room = room_
-
-
-def _in_the_way(constraints: Sequence[Constraint], bins: Sequence[Bin]) -> list[Constraint]:
-    """Return the constraints that leave no offer: each of which alone does, for some offer, or else
-    those of the offer that meets the most."""
-    missing = [all_unmet(constraints, one.attributes) for one in bins]
-    fewest = min(map(len, missing))
-    nearest = [one for one in missing if len(one) == fewest]
-    return list(
-        dict.fromkeys(one for each in (nearest if fewest == 1 else nearest[:1]) for one in each)
-    )
-
-
-def why_none(need: Need, bins: Sequence[Bin]) -> str:
-    """Return what the nearest offer lacks, as a sentence's end."""
-    _, constraints = need.scope
-    reachable = [one for one in bins if unmet(constraints, one.attributes) is None]
-    if not reachable:
-        words = ", ".join(map(constraint_words, _in_the_way(constraints, bins)))
-        return f"no offer has the attributes that the job asks for ({words})"
-    nearest = closest(need.resources, [one.room for one in reachable])
-    if not nearest.lacks:
-        return "no offer could hold it"
-    needed, has = nearest.lacks[0].words()
-    offer = next(one.offer for one in reachable if one.offer.key == nearest.node)
-    return f"it needs {needed}, and the nearest offer, {offer.instance_type}, has {has}"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from controller.lifecycle.inventory import Fleet
+from controller.lifecycle.inventory import Fleet, MachinesPolicy
 from controller.lifecycle.machines.market import allowed, unknown_for, why_none_allowed
 from controller.lifecycle.machines.model import Offer, node_of
-from controller.scheduling.fitting.fit import room, shortfalls
+from controller.scheduling.fitting.fit import Shortfall, distance, room, shortfalls
 from fairlead.model.costs import price_words
 
 
@@ -25,9 +25,10 @@ def why_never(fleet: Fleet, offers: Sequence[Offer], unknown: Mapping[str, str])
     found = allowed(policy, offers)
     if not found:
         return f"it rents nothing: {why_none_allowed(policy, offers)}"
-    enough = [one for one in found if _has_least(fleet, one)]
+    enough = [one for one in found if not _lacking(policy, fleet, one)]
     if not enough:
-        return "it rents nothing: no offer has the `machines.resources` of its file"
+        lacking = {one.instance_type: _lacking(policy, fleet, one) for one in found}
+        return f"it rents nothing: {no_least(lacking)}"
     open_ = [one for one in enough if one.reservation is None]
     if policy.min and not open_:
         return (
@@ -37,11 +38,21 @@ def why_never(fleet: Fleet, offers: Sequence[Offer], unknown: Mapping[str, str])
     return _over_budget(fleet, enough, open_)
 
 
-def _has_least(fleet: Fleet, offer: Offer) -> bool:
-    least = None if fleet.machines is None else fleet.machines.resources
-    if least is None:
-        return True
-    return not shortfalls(least, room(node_of(offer, fleet, offer.key, offer.key), ()))
+def _lacking(policy: MachinesPolicy, fleet: Fleet, offer: Offer) -> list[Shortfall]:
+    """Return what a machine of the offer lacks of what the fleet's machines have at least."""
+    empty = room(node_of(offer, fleet, offer.key, offer.key), ())
+    return [] if policy.resources is None else shortfalls(policy.resources, empty)
+
+
+def no_least(lacking: Mapping[str, Sequence[Shortfall]]) -> str:
+    """Return why no machine has what the fleet's file asks of each. `lacking`: by type of machine,
+    one at least; each lacks something."""
+    nearest = min(lacking, key=lambda name: distance(lacking[name], name))
+    needed, has = lacking[nearest][0].lack.words()
+    return (
+        f"no offer has the `machines.resources` of its file: it asks for {needed}, and the nearest "
+        f"offer, {nearest}, has {has}"
+    )
 
 
 def _over_budget(fleet: Fleet, offers: Sequence[Offer], open_: Sequence[Offer]) -> str | None:

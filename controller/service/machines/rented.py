@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from fairlead.configuration.values.resources import ResourcesFields
 from fairlead.model.needs import GpuNeed, Resources
 
 _IDLE, _BUSY = "idle", "busy"
+_NO_PROVIDERS = "this controller has no providers of machines"
 LIVE_STATUSES = (
     MachineStatus.PROVISIONING.value,
     _IDLE,
@@ -161,8 +162,92 @@ class RentedService:
         """Return the machines that no record knows. Raises Forbidden, Unavailable."""
         require_admin(user, "list machines without a record")
         if self._manager is None:
-            raise Unavailable("this controller has no providers of machines")
-        return self._manager.orphans
+            raise Unavailable(_NO_PROVIDERS)
+        return [self._as_decided(one) for one in self._manager.orphans]
+
+    def _as_decided(self, orphan: Orphan) -> Orphan:
+        """Return the orphan with what an admin asked for after the latest list."""
+        rentals = self._pipeline.rentals
+        is_to_end = rentals is not None and rentals.orphan_is_to_end(
+            orphan.provider, orphan.instance_id
+        )
+        return msgspec.structs.replace(orphan, is_to_end=is_to_end)
+
+    async def end_orphans(
+        self, provider: str, instance_ids: Sequence[str], user: User
+    ) -> list[Orphan]:
+        """Have orphans of a provider ended, all of them or none. Return them as they are now; one
+        that the provider lists no longer is left out.
+
+        Raises Forbidden, Invalid, NotFound, Unavailable, StoreUnavailable.
+        """
+        require_admin(user, "end machines without a record")
+        rentals = self._pipeline.rentals
+        if self._manager is None or rentals is None:
+            raise Unavailable(_NO_PROVIDERS)
+        if (calls := self._manager.calls.get(provider)) is None:
+            known = ", ".join(sorted(self._manager.calls))
+            raise NotFound(
+                f"there is no provider {provider!r}; this controller has {known}", field="provider"
+            )
+        if calls.listed_at is None:
+            why = "" if calls.trouble is None else f" ({calls.trouble})"
+            raise Unavailable(
+                f"provider {provider} has not listed its machines yet since this controller began "
+                f"to lead{why}; try again in some seconds"
+            )
+        for one in instance_ids:
+            self._require_orphan(provider, one)
+        rentals.end_orphans(provider, instance_ids, user.name)
+        await self._pipeline.settled()
+        found = [self._as_decided(one) for one in calls.orphans if one.instance_id in instance_ids]
+        if any(not one.is_to_end for one in found):
+            raise Unavailable("it was not stored that these machines are to end; try again")
+        return found
+
+    def _require_orphan(self, provider: str, instance_id: str) -> None:
+        """Raises NotFound, Conflict."""
+        assert self._manager is not None
+        if any(one.instance_id == instance_id for one in self._manager.calls[provider].orphans):
+            return
+        holder = next(
+            (
+                one
+                for one in self.all()
+                if (one.offer.provider, one.instance_id) == (provider, instance_id)
+            ),
+            None,
+        )
+        if holder is not None:
+            raise Conflict(
+                f"{instance_id} is machine {holder.name} and no orphan: `fairlead node drain "
+                f"{holder.name}` gives it back",
+                field="instance_ids",
+            )
+        raise NotFound(
+            f"provider {provider} has no orphan {instance_id!r}: its last list lacks the machine, "
+            f"or it is not of this installation; `fairlead machine orphans` lists them",
+            field="instance_ids",
+        )
+
+    def price_of(self, orphan: Orphan) -> float | None:
+        """Return the price of an hour of an orphan: of its order if there was one, else of the
+        present offer; None: that is not known."""
+        if (rentals := self._pipeline.rentals) is None:
+            return None
+        if (ended := rentals.committed.get(orphan.machine_id or "")) is not None:
+            return ended.offer.price
+        traits = orphan.traits
+        return next(
+            (
+                one.price
+                for one in rentals.offers_of(orphan.provider)
+                if one.reservation is None
+                and (one.instance_type, one.region, one.zone, one.spot)
+                == (traits.instance_type, traits.region, traits.zone, traits.spot)
+            ),
+            None,
+        )
 
     def families(self) -> Iterable[Metric]:
         """Yield what an operator is to be alerted of at each provider, for Prometheus."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from common.refusals import NotFound
+from common.refusals import Invalid, NotFound
 from controller.clock import Clock
 from controller.lifecycle.inventory import Node
 from controller.lifecycle.model import RunState
@@ -69,6 +69,9 @@ class PlanService:
         """Return where the jobs of a submission could go, in the order in which it is tried. Raises
         ConfigurationError, Invalid, Refused."""
         state = as_begun(self._submissions.would_make(submission, user=user))
+        never = self._pipeline.scheduler.why_never(state)
+        if never is not None and never[0] == "fleets":
+            raise Invalid(never[1], field="fleets")
         now, rentals = self._clock.now(), self._pipeline.rentals
         if rentals is None:
             return self._pipeline.scheduler.offering(state, now)

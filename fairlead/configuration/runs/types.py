@@ -40,6 +40,7 @@ def definition_of(data: Mapping[str, object]) -> RunDefinition[Any]:
         return DEFINITIONS[given]
     if isinstance(given, str) and given in _NO_RUNS:
         raise ConfigurationError("type", f"{given} {_NO_RUNS[given]}", TYPES_ALLOWED)
-    alike = get_close_matches(str(given).lower(), DEFINITIONS, n=1)
+    # `fairlead apply` takes files of fleets and gateways, too.
+    alike = get_close_matches(str(given).lower(), [*DEFINITIONS, "fleet", "gateway"], n=1)
     meant = f"; did you mean {alike[0]}?" if alike else ""
     raise ConfigurationError("type", f"{shown(given)} is not known{meant}", TYPES_ALLOWED)

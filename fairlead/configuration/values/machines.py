@@ -67,19 +67,29 @@ def _range_of_mapping(value: dict[Any, Any]) -> tuple[int, int]:
     return least, most
 
 
-_Words = Annotated[tuple[str, ...], Field("a list of names")]
+_NAMES = "a list of names"
+_Words = Annotated[tuple[str, ...], Field(_NAMES)]
 
 
 class MachinesFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    provider: Annotated[str, Field("the name of a provider in the controller's file")]
+    provider: Annotated[
+        str,
+        Field(
+            "the name of a provider in the controller's file",
+            called=("machines.backend", "machines.backends", "machines.cloud"),
+        ),
+    ]
     nodes: Nodes
     resources: Annotated[ResourcesFields | None, Field("a mapping, as in a job's file")] = None
     instance_types: _Words = ()
     regions: _Words = ()
-    availability_zones: _Words = ()
+    availability_zones: Annotated[tuple[str, ...], Field(_NAMES, called=("machines.zones",))] = ()
     spot: Annotated[
         Literal["never", "only", "auto"],
-        Field("never, only, or auto: spot first, on demand after an interruption"),
+        Field(
+            "never, only, or auto: spot first, on demand after an interruption",
+            called=("machines.spot_policy",),
+        ),
     ] = "auto"
     idle_duration: Annotated[
         Duration, Field(f"{DURATION_ALLOWED}, after which an unused machine is given back")

@@ -84,7 +84,7 @@ def _of_hetzner(folder: Path, public: str) -> Iterator[Account]:
             "image": IMAGE,
             "endpoint": double.url,
         }
-        yield Account(provider, "cx22", lambda: machines(double))
+        yield Account(provider, "cx23", lambda: machines(double))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.daemons import end_processes_that_mention
-from tests.support.processes import ControllerProcess
+from tests.support.processes import ControllerProcess, run_cli
 from tests.support.ssh_daemon import CHECKOUT
 from tests.support.testbed import ControllerFactory
 from tests.support.waiting import wait_until
@@ -80,3 +80,39 @@ def test_a_job_gets_a_rented_machine_and_the_machine_ends(
     assert list(rented.glob("*/machine.json")) == []
     assert controller.cli("node", "list", "--json").succeeded().json["nodes"] == []
     assert controller.cli("machine", "orphans", "--json").succeeded().json["orphans"] == []
+
+
+def test_a_machine_that_a_restored_controller_does_not_know_ends_when_an_admin_says_so(
+    controller: ControllerProcess, rented: Path, tmp_path: Path
+) -> None:
+    fleet, job, backup = (tmp_path / name for name in ("fleet.yaml", "long.yaml", "backup.tar"))
+    fleet.write_text(FLEET)
+    pid = tmp_path / "pid"
+    job.write_text(JOB.replace('echo "hello from a rented machine"', f"echo $$ > {pid}; sleep 600"))
+    controller.cli("apply", "-f", fleet).succeeded()
+    data = ("--data", controller.data)
+    run_cli("controller", "backup", backup, *data).succeeded()
+    controller.cli("apply", "-d", "-f", job).succeeded()
+    shell = int(wait_until(lambda: pid.exists() and pid.read_text(), what="the job to begin"))
+    controller.kill9()
+    run_cli("controller", "restore", backup, *data, "--force").succeeded()
+    controller.start()
+
+    def orphans() -> list[dict[str, Any]]:
+        answer = controller.cli("machine", "orphans", "--json").succeeded().json
+        found: list[dict[str, Any]] = answer["orphans"]
+        return found
+
+    (kept,) = wait_until(orphans, what="a list of the provider")
+    assert (kept["quarantined"], kept["ends_at"], kept["price"]) == (True, None, 0.1)
+    refused = controller.cli("machine", "end-orphans", "here", "another")
+    assert refused.status == 1
+    assert "provider here has no orphan 'another'" in refused.errors
+    ending = controller.cli("machine", "end-orphans", "here", kept["instance_id"]).succeeded()
+    assert ending.output == f"{kept['instance_id']} at here is being ended\n"
+    # The decision outlasts the controller that took it.
+    controller.kill9()
+    controller.start()
+    wait_until(lambda: not list(rented.glob("*/machine.json")), what="the machine to end")
+    assert not Path(f"/proc/{shell}").exists()
+    wait_until(lambda: orphans() == [], what="a list that lacks it")

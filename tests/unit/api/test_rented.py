@@ -59,6 +59,9 @@ async def test_a_controller_without_providers_has_no_machines(api: TestClient[An
         assert (await answer.json())["machines"] == []
     async with api.get("/v1/machine-orphans") as answer:
         assert answer.status == 503
+    ended = {"provider": "lab", "instance_ids": ["i-1"]}
+    async with api.post("/v1/machine-orphans/end", json=ended) as answer:
+        assert answer.status == 503
     async with api.post("/v1/providers/lab/check", json={}) as answer:
         assert answer.status == 503
     async with api.get("/v1/providers/lab/trial") as answer:
@@ -128,4 +131,7 @@ async def test_all_users_see_all_machines_and_for_whom_only_admins_do(
         mine = await answer.json()
         assert (mine["rows"], mine["total"], mine["per_hour"]) == ([], 0.0, 0.0)
     async with api.get("/v1/machine-orphans", headers=headers) as answer:
+        assert answer.status == 403
+    ended = {"provider": "lab", "instance_ids": ["i-1"]}
+    async with api.post("/v1/machine-orphans/end", json=ended, headers=headers) as answer:
         assert answer.status == 403

@@ -14,7 +14,7 @@ from controller.lifecycle.model import NodeStatus, RunState
 from controller.lifecycle.reports import TaskSeen
 from controller.service.runs.explanations import why_nothing_waits
 from fairlead.wire.engine_abilities import EngineAbility
-from tests.unit.api.asking import hold, place_gang
+from tests.unit.api.asking import error_of, hold, place_gang
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.lifecycle.play import Scheduled
 from tests.unit.scheduling.cluster import gpu_node
@@ -98,6 +98,15 @@ async def test_a_plan_says_what_would_be_refused(
     found = await plan(api, task(resources={"cpu": 1, "memory": "1GB", "gpu": 3}))
     assert (found["jobs"], found["field"]) == ([], "resources")
     assert found["refused"].startswith("no node could ever hold it: needs 3 GPU; best node n1 has")
+
+
+async def test_offers_for_a_fleet_that_is_not_there_are_refused_as_the_run_would_be(
+    api: TestClient[Any, Any],
+) -> None:
+    body = {"configuration": {**TASK, "fleets": ["trainig"]}}
+    async with api.post("/v1/offers", json=body) as answer:
+        assert await error_of(answer) == (400, "invalid", "fleets")
+        assert "there is no fleet trainig" in (await answer.json())["error"]["message"]
 
 
 async def test_a_plan_of_a_gang_that_has_to_wait_says_why(

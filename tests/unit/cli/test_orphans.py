@@ -1,53 +1,136 @@
-"""What `fairlead machine orphans` prints."""
+"""What `fairlead machine orphans` and `machine end-orphans` print and ask for."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from fairlead import settings
 from fairlead.cli.commands.nodes import machines
+from fairlead.cli.errors import EXIT_FAILED, CliError
 
 DUE = "2026-01-01T00:10:00.000Z"
 
 
-def printed(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ends_at: str | None
-) -> tuple[str, str]:
-    orphan = {
-        "provider": "hz",
-        "instance_id": "5000",
+def orphan(instance_id: str = "5000", provider: str = "hz", **more: Any) -> dict[str, Any]:
+    fields = {
+        "provider": provider,
+        "instance_id": instance_id,
         "machine_id": None,
         "created_at": "2026-01-01T00:00:00.000Z",
         "seen_at": "2026-01-01T00:00:00.000Z",
-        "ends_at": ends_at,
+        "ends_at": None,
         "is_duplicate": False,
-        "quarantined": ends_at is None,
+        "quarantined": True,
+        "is_to_end": False,
+        "instance_type": None,
+        "region": None,
+        "zone": None,
+        "spot": False,
+        "price": None,
     }
+    return fields | more
 
-    class Answers:
-        def get(self, path: str) -> bytes:
-            assert path == "/v1/machine-orphans"
-            return json.dumps({"orphans": [orphan]}).encode()
 
-    monkeypatch.setattr(settings, "client", Answers)
+class Answers:
+    """A controller with these orphans; `asked` has the bodies of requests to end some."""
+
+    def __init__(self, *orphans: dict[str, Any]) -> None:
+        self.orphans = orphans
+        self.asked: list[Any] = []
+
+    def get(self, path: str) -> bytes:
+        assert path == "/v1/machine-orphans"
+        return json.dumps({"orphans": self.orphans}).encode()
+
+    def post(self, path: str, body: dict[str, Any]) -> bytes:
+        assert path == "/v1/machine-orphans/end"
+        self.asked.append(body)
+        return json.dumps(
+            {"orphans": [one for one in self.orphans if one["instance_id"] in body["instance_ids"]]}
+        ).encode()
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def answered_by(*orphans: dict[str, Any]) -> Answers:
+        answers = Answers(*orphans)
+        monkeypatch.setattr(settings, "client", lambda: answers)
+        return answers
+
+    return answered_by
+
+
+def test_an_orphan_that_ends_says_when(use: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    use(orphan(ends_at=DUE, quarantined=False))
     assert machines.orphans() == 0
     found = capfd.readouterr()
-    return found.out, found.err
-
-
-def test_an_orphan_that_ends_says_when(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    out, err = printed(monkeypatch, capfd, DUE)
-    assert DUE in out
-    assert err == ""
+    assert DUE in found.out
+    assert found.err == ""
 
 
 def test_an_orphan_that_is_kept_says_what_an_admin_does(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    use: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    out, err = printed(monkeypatch, capfd, None)
-    assert "never: it is older than a restore" in out
-    assert "end it at its provider once nobody needs it" in err
+    use(
+        orphan(instance_type="cx23", region="fsn1", price=0.006),
+        orphan("5001", is_to_end=True, ends_at=DUE),
+    )
+    assert machines.orphans() == 0
+    found = capfd.readouterr()
+    head, kept, ending = found.out.splitlines()
+    assert head.split() == ["PROVIDER", "ID", "TYPE", "WHERE", "PRICE/H", "MADE", "FOUND", "ENDS"]
+    assert kept.split()[:5] == ["hz", "5000", "cx23", "fsn1", "0.006"]
+    assert kept.endswith("never: it is kept")
+    assert ending.endswith("now: an admin had it ended")
+    assert "`fairlead machine end-orphans PROVIDER ID` ends it" in found.err
+
+
+def test_those_that_are_named_are_ended(use: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    answers = use(orphan(), orphan("5001"))
+    assert machines.end_orphans("hz", "5001", "5001") == 0
+    assert answers.asked == [{"provider": "hz", "instance_ids": ["5001"]}]
+    assert capfd.readouterr().out == "5001 at hz is being ended\n"
+
+
+def test_all_are_those_of_one_provider_that_were_listed(
+    use: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answers = use(orphan(), orphan("i-1", "aws"), orphan("5001"))
+    assert machines.end_orphans("hz", all=True) == 0
+    assert answers.asked == [{"provider": "hz", "instance_ids": ["5000", "5001"]}]
+    assert machines.end_orphans("gcp", all=True) == 0
+    # The controller says when it has no such provider.
+    assert answers.asked[1:] == [{"provider": "gcp", "instance_ids": []}]
+    assert capfd.readouterr().err == "fairlead: provider gcp has no orphans\n"
+
+
+def test_a_name_that_no_orphan_has_is_for_the_controller_to_refuse(use: Any) -> None:
+    answers = use(orphan())
+    assert machines.end_orphans("hz", "5000", "4999") == 0
+    assert answers.asked == [{"provider": "hz", "instance_ids": ["5000", "4999"]}]
+
+
+@pytest.mark.parametrize(("ids", "every"), [((), False), (("5000",), True)])
+def test_either_ids_or_all_are_given(use: Any, ids: tuple[str, ...], every: bool) -> None:
+    answers = use(orphan())
+    with pytest.raises(CliError, match="or --all"):
+        machines.end_orphans("hz", *ids, all=every)
+    assert answers.asked == []
+
+
+def test_who_does_not_agree_ends_nothing(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = use(orphan())
+    asked: list[int] = []
+
+    def disagree(orphans: list[Any]) -> bool:
+        asked.append(len(orphans))
+        return False
+
+    monkeypatch.setattr(machines, "_agreed_to_end", disagree)
+    assert machines.end_orphans("hz", "5000") == EXIT_FAILED
+    assert (asked, answers.asked) == ([1], [])
+    assert machines.end_orphans("hz", "5000", yes=True) == 0
+    assert (asked, len(answers.asked)) == ([1], 1)

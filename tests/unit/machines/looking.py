@@ -14,8 +14,8 @@ from tests.unit.machines.parts import NOW, fleet
 from tests.unit.scheduling.cluster import Cluster
 
 
-def look(cluster: Cluster, market: Market, *machines: Machine) -> Demand:
-    return demand(cluster.pipeline.index, machines, market, NOW)
+def look(cluster: Cluster, market: Market, *machines: Machine, now: float = NOW) -> Demand:
+    return demand(cluster.pipeline.index, machines, market, now)
 
 
 def types(found: Demand) -> list[str]:

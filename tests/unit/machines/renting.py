@@ -44,6 +44,7 @@ class Renting:
         self.empty: bool | None = True
         self.asked = 0
         self.setups: dict[str, str] = {}
+        self.restored_at: float | None = None
         self._burst = burst
 
     async def begin(self) -> None:
@@ -73,6 +74,7 @@ class Renting:
             self.clock,
             installation=boot.installation_id,
             is_empty=self._is_empty,
+            restored_at=self.restored_at,
         )
         self._work = [
             asyncio.create_task(self.pipeline.run()),
@@ -168,9 +170,11 @@ async def renting(
     burst: Fleet | None = None,
     database: MemoryDatabase | None = None,
     setups: dict[str, str] | None = None,
+    restored_at: float | None = None,
 ) -> AsyncIterator[Renting]:
     found = Renting(database or MemoryDatabase(), cloud, burst or fleet(idle_duration=60.0))
     found.setups = setups or {}
+    found.restored_at = restored_at
     await found.begin()
     try:
         yield found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import botocore.session
@@ -37,6 +39,12 @@ __all__ = ["installation"]
 
 REGION, OTHER = "eu-central-1", "us-east-1"
 KEYS = {"AWS_ACCESS_KEY_ID": "fairlead-tests", "AWS_SECRET_ACCESS_KEY": "canary-of-ec2"}
+SSH_RULE = {
+    "IpProtocol": "tcp",
+    "FromPort": 22,
+    "ToPort": 22,
+    "IpRanges": [{"CidrIp": "203.0.113.7/32"}],
+}
 CODES: dict[type[CloudError], str] = {
     NoCapacity: "InsufficientInstanceCapacity",
     QuotaReached: "VcpuLimitExceeded",
@@ -64,6 +72,7 @@ def _with_what_operators_make(url: str, region: str) -> AwsRegion:
         image = ec2.register_image(Name="fairlead", RootDeviceName="/dev/sda1")["ImageId"]
         subnets = ec2.describe_subnets()["Subnets"]
         groups = ec2.describe_security_groups()["SecurityGroups"]
+        ec2.authorize_security_group_ingress(GroupId=groups[0]["GroupId"], IpPermissions=[SSH_RULE])
         return AwsRegion(
             image=image,
             subnets={one["AvailabilityZone"]: one["SubnetId"] for one in subnets},
@@ -81,7 +90,8 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
     ):
         for name, value in KEYS.items():
             patch.setenv(name, value)
-        patch.setenv("AWS_ENDPOINT_URL_STS", url)
+        for service in ("IAM", "SERVICE_QUOTAS", "STS"):
+            patch.setenv(f"AWS_ENDPOINT_URL_{service}", url)
         yield Account(url, {name: _with_what_operators_make(url, name) for name in (REGION, OTHER)})
 
 
@@ -609,6 +619,183 @@ async def test_an_examination_makes_nothing_and_names_what_is_missing(
     assert sum(fault is not None for fault in found.values()) == 1
     assert all(wish["DryRun"] == "true" for wish in world.front.wishes)
     assert list(await world.cloud.list_tagged("check")) == []
+
+
+@contextmanager
+def made(account: Account, make: str, unmake: str, key: str, **wish: Any) -> Iterator[str]:
+    """Make a thing of EC2 in `REGION`, and remove it afterwards; its id, which has this key."""
+    ec2 = _client(account.url, REGION)
+    try:
+        answer = getattr(ec2, make)(**wish)
+        found = str(answer[key] if key in answer else answer["Subnet"][key])
+        yield found
+        getattr(ec2, unmake)(**{key: found})
+    finally:
+        ec2.close()
+
+
+async def faults_of(front: Ec2Front, region: AwsRegion, **more: Any) -> dict[str, str]:
+    """Return the faults that a check of this region finds."""
+    cloud = AwsCloud("eu", AwsProvider(regions={REGION: region}, endpoint=front.url, **more))
+    try:
+        return {one.what: str(one.fault) for one in await cloud.examine() if one.fault is not None}
+    finally:
+        await cloud.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "field", "code"),
+    [
+        ({"image": "ami-00000000000000000"}, {}, f"regions.{REGION}.image", "InvalidAMIID"),
+        (
+            {"security_groups": ("sg-00000000",)},
+            {},
+            f"regions.{REGION}.security_groups",
+            "InvalidGroup.NotFound",
+        ),
+        (
+            {"subnets": {f"{REGION}a": "subnet-00000000"}},
+            {},
+            f"regions.{REGION}.subnets.{REGION}a",
+            "InvalidSubnetID.NotFound",
+        ),
+        ({}, {"key_name": "nobodys"}, "key_name", "InvalidKeyPair.NotFound"),
+        ({}, {"instance_profile": "nobodys"}, "instance_profile", "NoSuchEntity"),
+    ],
+)
+async def test_a_check_names_the_field_of_each_thing_that_is_not_there(
+    world: Ec2World,
+    account: Account,
+    change: dict[str, Any],
+    more: dict[str, Any],
+    field: str,
+    code: str,
+) -> None:
+    where = account.regions[REGION]
+    assert await faults_of(world.front, where) == {}
+    found = await faults_of(world.front, msgspec.structs.replace(where, **change), **more)
+    (fault,) = found.values()
+    assert fault.startswith(f"providers.eu.{field}: ")
+    assert code in fault
+    fix = "in this account" if field == "instance_profile" else f"in {REGION}"
+    assert fault.endswith(f": name one that is {fix}")
+    assert all(wish["DryRun"] == "true" for wish in world.front.wishes)
+
+
+async def test_a_check_compares_what_the_file_names_with_each_other(
+    world: Ec2World, account: Account
+) -> None:
+    where, zone, other = account.regions[REGION], f"{REGION}a", f"{REGION}b"
+    crossed = {zone: where.subnets[other]}
+    found = await faults_of(world.front, msgspec.structs.replace(where, subnets=crossed))
+    assert found == {
+        f"subnet {where.subnets[other]} in {zone}": (
+            f"providers.eu.regions.{REGION}.subnets.{zone}: it is in zone {other}: name one of "
+            f"{zone}"
+        )
+    }
+    ec2 = _client(account.url, REGION)
+    vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    try:
+        with made(
+            account,
+            "create_subnet",
+            "delete_subnet",
+            "SubnetId",
+            VpcId=vpc,
+            CidrBlock="10.9.1.0/24",
+            AvailabilityZone=zone,
+        ) as subnet:
+            apart = msgspec.structs.replace(where, subnets={zone: subnet})
+            (fault,) = (await faults_of(world.front, apart)).values()
+        assert fault.startswith(f"providers.eu.regions.{REGION}.subnets.{zone}: it is in network ")
+        assert fault.endswith("name those of one network")
+    finally:
+        ec2.delete_vpc(VpcId=vpc)
+        ec2.close()
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_public", "is_let_in"),
+    [
+        (SSH_RULE, True, True),
+        ({**SSH_RULE, "FromPort": 20, "ToPort": 25}, True, True),
+        ({**SSH_RULE, "FromPort": 80, "ToPort": 80}, True, False),
+        ({**SSH_RULE, "IpProtocol": "udp"}, True, False),
+        ({"IpProtocol": "-1", "IpRanges": [{"CidrIp": "10.0.0.0/8"}]}, True, True),
+        ({"IpProtocol": "-1", "UserIdGroupPairs": ["itself"]}, True, False),
+        ({"IpProtocol": "-1", "UserIdGroupPairs": ["itself"]}, False, True),
+    ],
+)
+async def test_a_check_says_when_no_rule_lets_the_controller_in(
+    world: Ec2World, account: Account, rule: dict[str, Any], is_public: bool, is_let_in: bool
+) -> None:
+    where = account.regions[REGION]
+    ec2 = _client(account.url, REGION)
+    (default,) = ec2.describe_security_groups(GroupIds=list(where.security_groups))[
+        "SecurityGroups"
+    ]
+    ec2.close()
+    wish = {"GroupName": "tried", "Description": "tried", "VpcId": default["VpcId"]}
+    with made(account, "create_security_group", "delete_security_group", "GroupId", **wish) as id_:
+        ec2 = _client(account.url, REGION)
+        pairs = [{"GroupId": id_} for _ in rule.get("UserIdGroupPairs", ())]
+        asked = {**rule, "UserIdGroupPairs": pairs} if pairs else rule
+        ec2.authorize_security_group_ingress(GroupId=id_, IpPermissions=[asked])
+        ec2.close()
+        closed = msgspec.structs.replace(where, security_groups=(id_,))
+        found = await faults_of(world.front, closed, is_public=is_public)
+    told = f"providers.eu.regions.{REGION}.security_groups: no rule lets TCP port 22 in, so the "
+    assert [one.startswith(told) for one in found.values()] == [True] * (not is_let_in)
+
+
+async def test_what_only_a_check_reads_is_no_fault_without_its_rights(world: Ec2World) -> None:
+    actions = ("DescribeSecurityGroups", "DescribeSubnets", "DescribeKeyPairs", "DescribeImages")
+    for action in actions:
+        world.front.fails[action] = [Failure("UnauthorizedOperation", "no", 403)] * 9
+    examined = [one for one in await world.cloud.examine() if "quota" not in one.what]
+    # The image is needed by orders, too.
+    assert {one.what.partition(" ")[0] for one in examined if one.fault is not None} == {"rights"}
+    notes = [str(one.note) for one in examined if one.what.startswith(("security", "subnet"))]
+    assert notes
+    assert all("its rights lack what examples/machines/aws-policy.json has" in one for one in notes)
+
+
+async def test_the_policy_allows_each_call_and_no_call_that_is_not_made(
+    world: Ec2World, account: Account, installation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Path(__file__).parents[3] / "examples/machines/aws-policy.json"
+    statements = json.loads(file.read_text())["Statement"]
+    each = [one["Action"] for one in statements]
+    allowed = {one for found in each for one in ([found] if isinstance(found, str) else found)}
+    ec2 = _client(account.url, REGION)
+    ec2.create_key_pair(KeyName="operator")
+    where = {REGION: account.regions[REGION]}
+    config = AwsProvider(regions=where, endpoint=world.front.url, key_name="operator")
+    cloud = AwsCloud("aws-eu", config, describe_every=0.0, visible_after=0.0)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", world.front.url)
+    try:
+        await cloud.examine()
+        await cloud.offers()
+        await cloud.refresh()
+        made_one = await cloud.create(order_of(world, installation))
+        await cloud.describe([made_one.instance_id])
+        await cloud.console(made_one.instance_id)
+        await cloud.list_tagged(installation)
+        await cloud.terminate(made_one.instance_id)
+    finally:
+        await cloud.close()
+        ec2.delete_key_pair(KeyName="operator")
+        ec2.close()
+    # RunInstances with tags is two actions.
+    asked = {f"ec2:{action}" for action, _ in world.front.calls} | {"ec2:CreateTags"}
+    assert asked == {one for one in allowed if one.startswith("ec2:")}
+    assert allowed - asked == {
+        "iam:CreateServiceLinkedRole",
+        "iam:GetInstanceProfile",
+        "pricing:GetProducts",
+        "servicequotas:GetServiceQuota",
+    }
 
 
 async def test_what_the_file_names_in_vain_is_told(

@@ -23,11 +23,11 @@ from controller.clouds.base import (
     Unauthorized,
     made_by,
 )
-from controller.clouds.gcp.cloud import MAX_USER_DATA, PERMISSIONS, GcpCloud
+from controller.clouds.gcp.cloud import CHECKED_WITH, MAX_USER_DATA, PERMISSIONS, GcpCloud
 from controller.clouds.gcp.order import name_of
 from controller.lifecycle.machines.model import GpuOffer, Offer, Reach
 from controller.provider_config.gcp import GcpProvider, GcpRegion
-from tests.doubles.gcp import IMAGE, PROJECT, GcpDouble, gcp
+from tests.doubles.gcp import IMAGE, PROJECT, SSH_RULE, GcpDouble, gcp
 from tests.doubles.google_apis import GoogleFailure, Method, WrongRequest
 from tests.support.cloud_contract import CloudContract, ended, installation, order_of
 from tests.support.ssh_daemon import free_port
@@ -95,7 +95,9 @@ def config(other_side: GcpDouble, folder: Path, **more: Any) -> GcpProvider:
 
 def cloud_of(other_side: GcpDouble, settings: GcpProvider) -> GcpCloud:
     url = other_side.url
-    return GcpCloud("gcp-us", settings, describe_every=0.0, projects_url=url, billing_url=url)
+    return GcpCloud(
+        "gcp-us", settings, describe_every=0.0, projects_url=url, billing_url=url, iam_url=url
+    )
 
 
 @pytest.fixture
@@ -521,9 +523,10 @@ async def test_what_an_order_needs_is_examined(world: GcpWorld, tmp_path: Path) 
         {"metric": "SNAPSHOTS", "limit": 5000.0, "usage": 0.0},
     ]
     found = await world.cloud.examine()
-    assert [one.fault for one in found] == [None] * 4
-    assert found[2].what == f"quota CPUS in {REGION}: 4 of 24 used"
-    assert found[3].note == "none until Google raises it from 0"
+    assert [one.fault for one in found] == [None] * 6
+    assert found[4].what == f"quota CPUS in {REGION}: 4 of 24 used"
+    assert found[5].note == "none until Google raises it from 0"
+    assert [one.note for one in found[:5]] == [None] * 5
 
     world.other_side.allowed = frozenset(PERMISSIONS) - {"compute.instances.delete"}
     wrong = config(
@@ -544,6 +547,78 @@ async def test_what_an_order_needs_is_examined(world: GcpWorld, tmp_path: Path) 
     assert str(price.fault).startswith("providers.gcp-us.prices.x1-none: ")
 
 
+async def test_a_subnetwork_and_an_account_that_are_not_there_are_named_with_their_fields(
+    world: GcpWorld, tmp_path: Path
+) -> None:
+    account = f"jobs@{PROJECT}.iam.gserviceaccount.com"
+    where = GcpRegion(zones=(f"{REGION}-a",), subnetwork=SUBNETWORK.replace("default", "none"))
+    wrong = config(world.other_side, tmp_path, regions={REGION: where}, service_account=account)
+    cloud = cloud_of(world.other_side, wrong)
+    faults = {one.what: str(one.fault) for one in await cloud.examine() if one.fault is not None}
+    its, theirs = faults[f"service account {account}"], faults[f"subnetwork {where.subnetwork}"]
+    assert its.startswith("providers.gcp-us.service_account: POST v1/projects/-/")
+    assert its.endswith("Unknown service account (NOT_FOUND): name one that there is")
+    assert theirs.startswith(f"providers.gcp-us.regions.{REGION}.subnetwork: GET compute/")
+    assert theirs.endswith(f": name one that is in {REGION}")
+    assert len(faults) == 2
+
+    world.other_side.accounts = {account: False}
+    world.other_side.subnetworks["none"] = "default"
+    (fault,) = [str(one.fault) for one in await cloud.examine() if one.fault is not None]
+    assert fault.endswith("give it the role roles/iam.serviceAccountUser there")
+    world.other_side.accounts = {account: True}
+    assert [one.fault for one in await cloud.examine() if one.fault is not None] == []
+    await cloud.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "tags", "is_let_in"),
+    [
+        ({}, (), True),
+        ({}, ("fairlead",), True),
+        ({"targetTags": ["fairlead"]}, ("fairlead",), True),
+        ({"targetTags": ["fairlead"]}, (), False),
+        ({"targetTags": ["web"]}, ("fairlead",), False),
+        ({"targetServiceAccounts": ["a@b.iam.gserviceaccount.com"]}, (), False),
+        ({"allowed": [{"IPProtocol": "tcp", "ports": ["80", "20-25"]}]}, (), True),
+        ({"allowed": [{"IPProtocol": "tcp", "ports": ["80"]}]}, (), False),
+        ({"allowed": [{"IPProtocol": "all"}]}, (), True),
+        ({"allowed": [{"IPProtocol": "udp"}]}, (), False),
+        ({"direction": "EGRESS"}, (), False),
+        ({"disabled": True}, (), False),
+        ({"sourceRanges": []}, (), False),
+        ({"network": SSH_RULE["network"].replace("default", "another")}, (), False),
+    ],
+)
+async def test_it_is_told_if_no_rule_lets_the_controller_in(
+    world: GcpWorld, tmp_path: Path, change: dict[str, Any], tags: tuple[str, ...], is_let_in: bool
+) -> None:
+    shut = {**SSH_RULE, "disabled": True}
+    world.other_side.firewalls = [shut, {**SSH_RULE, **change}]
+    cloud = cloud_of(world.other_side, config(world.other_side, tmp_path, network_tags=tags))
+    (told,) = [one for one in await cloud.examine() if one.what.startswith("firewall rules")]
+    await cloud.close()
+    assert told.fault is None
+    assert (told.note is None) == is_let_in
+    if not is_let_in:
+        whom = "machines with the tag fairlead" if tags else "all machines"
+        assert str(told.note).startswith(f"none lets TCP port 22 in to {whom}: ")
+
+
+async def test_what_only_a_check_reads_is_no_fault_without_its_rights(world: GcpWorld) -> None:
+    world.other_side.allowed = frozenset(PERMISSIONS)
+    for method in ("subnetwork", "firewalls"):
+        world.other_side.fails[method] = [GoogleFailure(403, "forbidden")]
+    first = await world.cloud.examine()
+    second = await world.cloud.examine()  # The subnetwork is told now, and its rules are not.
+    notes = [one.note for one in (*first, *second) if one.note is not None]
+    assert [one.fault for one in (*first, *second) if one.fault is not None] == []
+    assert [one.partition(":")[0] for one in notes] == [
+        "compute.firewalls.list, compute.subnetworks.get",
+        "not known",
+    ] * 2
+
+
 async def test_a_zone_without_a_price_is_named(world: GcpWorld, tmp_path: Path) -> None:
     region = "europe-west4"
     where = GcpRegion(zones=(f"{region}-a",), subnetwork=SUBNETWORK)
@@ -556,7 +631,8 @@ async def test_a_zone_without_a_price_is_named(world: GcpWorld, tmp_path: Path) 
 
 def test_the_role_has_the_permissions_that_are_examined() -> None:
     file = Path(__file__).parents[3] / "examples/machines/gcp-role.yaml"
-    assert tuple(yaml.safe_load(file.read_text())["includedPermissions"]) == PERMISSIONS
+    permissions = yaml.safe_load(file.read_text())["includedPermissions"]
+    assert permissions == sorted((*PERMISSIONS, *CHECKED_WITH))
 
 
 async def test_credentials_that_do_not_work_are_told_without_them(

@@ -52,7 +52,7 @@ class HetznerWorld:
         self.other_side = other_side
         self.offer = Offer(
             provider="hz",
-            instance_type="cx22",
+            instance_type="cx23",
             region="fsn1",
             price=0.006,
             cpu=2.0,
@@ -99,7 +99,7 @@ async def test_a_machine_is_made_of_everything_that_the_order_has(
     (wish,) = world.other_side.wishes
     assert wish == {
         "name": f"{order.name}-{order.token[:12]}",
-        "server_type": "cx22",
+        "server_type": "cx23",
         "location": "fsn1",
         "image": IMAGE,
         "user_data": order.user_data,
@@ -133,13 +133,32 @@ async def test_offers_are_what_the_image_runs_on_where_machines_may_be(
 ) -> None:
     offers = (await world.cloud.offers()).offers
     assert {(one.instance_type, one.region, one.price) for one in offers} == {
-        ("cx22", "fsn1", 0.006),
+        ("cx23", "fsn1", 0.006),
         ("ccx63", "fsn1", 0.5),
     }
-    small = next(one for one in offers if one.instance_type == "cx22")
+    small = next(one for one in offers if one.instance_type == "cx23")
     # What the kernel, the image and the shim keep is not for jobs.
     assert 3 * GIB < small.memory < 3.5 * GIB
     assert small.disk < 30 * GIB
+
+
+async def test_a_type_is_offered_only_where_it_may_be_ordered_and_stays(tmp_path: Path) -> None:
+    async with hetzner() as other_side:
+        settings = config(tmp_path, other_side.url, locations=("fsn1", "hel1"))
+        cloud = HetznerCloud("hz", settings)
+        offers = (await cloud.offers()).offers
+        assert {(one.instance_type, one.region) for one in offers} == {
+            ("cx23", "fsn1"),
+            ("cx23", "hel1"),
+            ("ccx63", "fsn1"),
+            ("ccx63", "hel1"),
+            # `cpx11` ends in the other location, and a price is told where a type is not sold.
+            ("cpx11", "hel1"),
+        }
+        other_side.tells_locations = False
+        offers = (await cloud.offers()).offers
+        assert {one.region for one in offers if one.instance_type == "cpx12"} == {"fsn1", "hel1"}
+        await cloud.close()
 
 
 async def test_a_new_token_of_the_same_project_changes_nothing(tmp_path: Path) -> None:

@@ -21,9 +21,20 @@ OFFERS = (offer(price=1.0), offer("dear", price=3.0))
         ({}, None),
         ({"regions": ("nowhere",)}, "`machines.regions` of its file allows no offer"),
         ({"instance_types": ("smal",)}, "which has dear, small"),
-        ({"spot": Spot.ONLY}, "`machines.spot` of its file allows no offer"),
+        (
+            {"spot": Spot.ONLY},
+            "`machines.spot` of its file allows no offer of its provider, which has none as spot",
+        ),
         ({"max_price": 0.5}, "`machines.max_price` of its file allows no offer"),
-        ({"resources": Resources(gpu=GpuNeed(count=8))}, "`machines.resources` of its file"),
+        (
+            {"resources": Resources(gpu=GpuNeed(count=8))},
+            "`machines.resources` of its file: it asks for 8 GPU, and the nearest offer, dear, ",
+        ),
+        (
+            {"resources": Resources(cpu=64.0)},
+            "it asks for 64 CPU, and the nearest offer, dear, has 4 free of 4",
+        ),
+        ({"zones": ("north-9",)}, "allows no offer of its provider, which has north-1"),
         ({"budget": Budget(per_hour=0.5)}, "costs 1.00 an hour, and `budget.per_hour` is 0.50"),
         ({"budget": Budget(per_month=0.5)}, "costs 1.00 an hour, and `budget.per_month` is 0.50"),
         ({"budget": Budget(per_hour=2.0), "min": 2}, None),

@@ -55,6 +55,43 @@ def test_a_later_controller_knows_when_an_orphan_was_found() -> None:
     assert later.found_at("lab", "i-1") is None
 
 
+def test_who_had_an_orphan_ended_is_told_once_and_outlasts_controllers() -> None:
+    book = OrphanBook()
+    book.listed("lab", [orphan(quarantined=True)])
+    kept = book.offer(NOW)
+    book.committed()
+    book.ask_for_end("lab", ["i-1"], "ada")
+    assert not book.is_to_end("lab", "i-1")  # Until it is committed, nobody may act on it.
+    ending = book.offer(NOW + 1.0)
+    assert told(ending) == [("lab/i-1", "kept", "ending")]
+    assert ending[0].cause == "ada had it ended"
+    assert book.offer(NOW + 2.0) != ()  # The commit may have failed.
+    book.committed()
+    assert book.is_to_end("lab", "i-1")
+    book.ask_for_end("lab", ["i-1"], "bob")
+    assert book.offer(NOW + 3.0) == ()
+    later = OrphanBook([*kept, *ending])
+    assert later.is_to_end("lab", "i-1")
+    assert not later.listed("lab", [orphan(quarantined=True)])
+    assert later.listed("lab", [])
+    assert told(later.offer(NOW + 4.0)) == [("lab/i-1", "ending", "gone")]
+    later.committed()
+    assert not later.is_to_end("lab", "i-1")
+
+
+def test_the_end_of_what_is_gone_meanwhile_is_asked_of_nothing_that_comes_later() -> None:
+    book = OrphanBook()
+    book.listed("lab", [orphan()])
+    book.offer(NOW)
+    book.committed()
+    book.ask_for_end("lab", ["i-1"], "ada")
+    book.listed("lab", [])
+    assert told(book.offer(NOW)) == [("lab/i-1", "found", "gone")]
+    book.committed()
+    book.listed("lab", [orphan(quarantined=True)])
+    assert told(book.offer(NOW)) == [("lab/i-1", None, "kept")]
+
+
 def test_what_was_not_committed_is_offered_again() -> None:
     book = OrphanBook()
     book.listed("lab", [orphan()])

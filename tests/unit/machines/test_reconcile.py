@@ -51,6 +51,16 @@ def test_a_second_machine_of_one_record_is_a_duplicate() -> None:
     assert orphan.ends_at() == NOW + 30
 
 
+def test_an_orphan_that_an_admin_had_ended_waits_for_no_grace() -> None:
+    asked = {"i-1", "i-2"}.__contains__
+    young, old, kept = judge(
+        [listed(at=LATER), listed("i-2"), listed("i-3")], restored_at=LATER, is_to_end=asked
+    ).orphans
+    assert (young.ends_at(), young.quarantined) == (LATER + 30, False)
+    assert (old.ends_at(), old.quarantined) == (NOW + 30, True)
+    assert (kept.ends_at(), kept.quarantined) == (None, True)
+
+
 def test_the_grace_of_an_orphan_goes_on_after_a_restart() -> None:
     found_at = {"i-1": LATER - 400.0}.get
     (orphan,) = judge([listed()], found_at=found_at).orphans
@@ -155,19 +165,19 @@ def test_what_an_operator_did_not_repair_stays_said_and_ends_with_the_repair() -
 
 def test_a_provider_is_asked_again_soon_while_it_lacks_a_machine_that_is_silent() -> None:
     some, none = frozenset({"m1"}), frozenset[str]()
-    assert listed_after(some, none, is_new=False) == 10.0
-    assert listed_after(some, some, is_new=False) == 30.0
-    assert listed_after(none, some, is_new=False) == 30.0
-    assert listed_after(none, none, is_new=True) == 10.0
+    assert listed_after(some, none, is_urgent=False) == 10.0
+    assert listed_after(some, some, is_urgent=False) == 30.0
+    assert listed_after(none, some, is_urgent=False) == 30.0
+    assert listed_after(none, none, is_urgent=True) == 10.0
 
 
 def listed_after(
-    missing: frozenset[str], answering: frozenset[str], *, is_new: bool, took: float = 0.0
+    missing: frozenset[str], answering: frozenset[str], *, is_urgent: bool, took: float = 0.0
 ) -> float:
     """Return when the list after one at 0 begins, by the steps in which the calls wait."""
     now = took
     while wait := until_next_list(
-        0.0, took, now, missing=missing, answering=answering, is_new=is_new
+        0.0, took, now, missing=missing, answering=answering, is_urgent=is_urgent
     ):
         now += wait
     return now
@@ -175,9 +185,9 @@ def listed_after(
 
 def test_a_list_that_takes_long_puts_the_next_one_off_by_a_pause_only() -> None:
     some, none = frozenset({"m1"}), frozenset[str]()
-    assert listed_after(none, none, is_new=False, took=10.0) == 30.0
-    assert listed_after(some, none, is_new=False, took=10.0) == 15.0
-    assert listed_after(none, none, is_new=False, took=40.0) == 45.0
+    assert listed_after(none, none, is_urgent=False, took=10.0) == 30.0
+    assert listed_after(some, none, is_urgent=False, took=10.0) == 15.0
+    assert listed_after(none, none, is_urgent=False, took=40.0) == 45.0
 
 
 def noticed_at(vanished_at: float, silent_at: float, took: float) -> float:
@@ -199,7 +209,7 @@ def noticed_at(vanished_at: float, silent_at: float, took: float) -> float:
             now,
             missing=missing,
             answering=frozenset({"m1"}) if now < silent_at else frozenset(),
-            is_new=False,
+            is_urgent=False,
         ):
             now += wait
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import io
+import sys
 from csv import writer as csv_writer
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 import msgspec
+from cyclopts import Parameter
 
 from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.cli.commands.pages import whole_list
 from fairlead.cli.durations import seconds_of
-from fairlead.cli.errors import EXIT_USAGE, CliError
+from fairlead.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from fairlead.documents.machines import CostsView, MachineView, OrphanView
 from fairlead.model.costs import CostPeriod, CostRow, money, price_words
 from fairlead.queries import CostsQuery
@@ -69,25 +71,85 @@ def orphans(*, json: Json = False) -> int:
         output.emit_json(data)
         return 0
     found = decode(data, _Orphans).orphans
-    output.emit_table(
-        ("PROVIDER", "ID", "MACHINE", "MADE", "ENDS"),
-        [
-            (
-                one.provider,
-                one.instance_id,
-                one.machine_id or "-",
-                one.created_at,
-                one.ends_at or "never: it is older than a restore",
-            )
-            for one in found
-        ],
-    )
+    output.emit_table(_ORPHAN_HEAD, [_orphan_row(one) for one in found])
     if any(one.ends_at is None for one in found):
         output.note(
             "a machine that is older than a restore from backup is kept, since jobs may run on it: "
-            "end it at its provider once nobody needs it"
+            "`fairlead machine end-orphans PROVIDER ID` ends it once nobody needs it"
         )
     return 0
+
+
+_ORPHAN_HEAD = ("PROVIDER", "ID", "TYPE", "WHERE", "PRICE/H", "MADE", "FOUND", "ENDS")
+
+
+def _orphan_row(one: OrphanView) -> tuple[str, ...]:
+    spot = " (spot)" if one.spot else ""
+    return (
+        one.provider,
+        one.instance_id,
+        "-" if one.instance_type is None else one.instance_type + spot,
+        one.zone or one.region or "-",
+        "-" if one.price is None else price_words(one.price),
+        one.created_at,
+        one.seen_at,
+        "now: an admin had it ended" if one.is_to_end else one.ends_at or "never: it is kept",
+    )
+
+
+def end_orphans(
+    provider: str,
+    /,
+    *ids: str,
+    all: Annotated[bool, Parameter(negative=())] = False,
+    yes: Annotated[bool, Parameter(negative=(), help="Ask no question.")] = False,
+    json: Json = False,
+) -> int:
+    """End machines at a provider for which there is no record.
+
+    Each controller that leads asks for their end until the provider lists them no longer.
+
+    Parameters
+    ----------
+    provider
+        The provider's name in the controller's file.
+    ids
+        The ids of the machines, as `fairlead machine orphans` lists them.
+    all
+        End all of this provider that are listed now.
+    """
+    if bool(ids) == all:
+        raise CliError("give the IDs of orphans, or --all", EXIT_USAGE)
+    client = settings.client()
+    listed = decode(client.get("/v1/machine-orphans"), _Orphans).orphans
+    chosen = [one for one in listed if one.provider == provider and (all or one.instance_id in ids)]
+    # The controller says what is wrong with a name that no orphan has.
+    wanted = list(dict.fromkeys(ids)) or [one.instance_id for one in chosen]
+    is_known = bool(wanted) and len(chosen) == len(wanted)
+    if is_known and not yes and not _agreed_to_end(chosen):
+        output.note("nothing was ended")
+        return EXIT_FAILED
+    body = {"provider": provider, "instance_ids": wanted}
+    data = client.post("/v1/machine-orphans/end", body)
+    if not wanted:
+        output.note(f"provider {provider} has no orphans")
+    if json:
+        output.emit_json(data)
+        return 0
+    for one in decode(data, _Orphans).orphans:
+        output.emit(f"{one.instance_id} at {provider} is being ended")
+    return 0
+
+
+def _agreed_to_end(orphans: list[OrphanView]) -> bool:
+    """Show on a terminal what would end, and ask; a script that names machines means them."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    for one in orphans:
+        output.note("  " + "  ".join(_orphan_row(one)[:-1]))
+    what = "this machine" if len(orphans) == 1 else f"these {len(orphans)} machines"
+    output.write_all(output.STDERR_FD, f"End {what}, with all that runs there? [y/N] ".encode())
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def forget(name: str, /, *, json: Json = False) -> int:
