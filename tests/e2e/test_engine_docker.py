@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -11,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import docker
 import msgspec
 import pytest
 
@@ -102,6 +105,40 @@ async def test_a_task_that_uses_too_much_memory_is_said_to_be_out_of_memory(
     async with asyncio.timeout(DEADLINE):
         ended = await docker_world.engine.wait(container_id)
     assert (ended.exit_code, ended.oom_killed) == (137, True)
+
+
+_OWN_LIFE = """\
+FROM busybox:latest
+HEALTHCHECK --interval=1ms CMD true
+STOPSIGNAL SIGKILL
+"""
+
+
+async def test_an_image_decides_nothing_about_its_containers_life(
+    docker_world: EngineWorld, dockerd: DockerDaemon
+) -> None:
+    """Its check would run each millisecond, outside of the job's limits."""
+    image = await asyncio.to_thread(_built, dockerd, _OWN_LIFE)
+    script = "trap 'echo heard > out; exit 3' TERM; ready; wait_forever"
+    wanted = msgspec.structs.replace(spec(docker_world, "t1", script), image=image)
+    container_id = await docker_world.engine.create(wanted)
+    await docker_world.engine.start(container_id)
+    await _until((Path(wanted.job_folder) / "ready").exists)
+    look = ("inspect", "-f", "{{.State.Health}}", container_id)
+    assert await asyncio.to_thread(dockerd.docker, *look) == "<nil>"
+    await asyncio.to_thread(dockerd.docker, "stop", "-t", f"{LONG:g}", container_id)
+    ended = await docker_world.engine.wait(container_id)
+    assert (ended.exit_code, ended.stopped) == (3, True)
+
+
+def _built(dockerd: DockerDaemon, dockerfile: str) -> str:
+    """By the engine itself: its command may want a plugin for that."""
+    api = docker.APIClient(base_url=dockerd.url, version="auto")
+    with contextlib.closing(api):
+        lines = list(api.build(fileobj=io.BytesIO(dockerfile.encode()), rm=True, decode=True))
+    found = [line["aux"]["ID"] for line in lines if "aux" in line]
+    assert found, lines
+    return str(found[-1])
 
 
 async def test_a_run_has_one_network_that_the_next_shim_knows_and_that_goes_with_it(

@@ -56,6 +56,11 @@ def container(spec: ContainerSpec, node: NodeValues, name: str, network: str) ->
         "user": spec.user,
         "hostname": spec.hostname if bridge else None,
         "environment": dict(node.proxy_variables),
+        # An image's own check would be run by the engine, outside of the job's limits, as often as
+        # the image says: with an interval of a millisecond, that takes the node's processors.
+        "healthcheck": {"test": ["NONE"]},
+        # Of an engine that ends, and of `docker stop`: the first process handles SIGTERM alone.
+        "stop_signal": "SIGTERM",
         "host_config": _host_config(spec, node, network),
     }
 
