@@ -36,6 +36,10 @@ class AddressTaken(WireError):
     """There is a route to the wire's address already."""
 
 
+class ProcessEnded(WireError):
+    """The container's first process is gone, and with it the container."""
+
+
 class AlreadyThere(WireError):
     """The kernel has something of this name, or to this address, already."""
 
@@ -184,11 +188,14 @@ class Namespace:
     def entered(self, pid: int) -> Iterator[tuple[Namespace, int]]:
         """Yield the namespace of the process, and the descriptor that keeps it.
 
-        Raises WireError when the process is gone or has no namespace of its own: nothing may be
-        wired into the node's.
+        Raises ProcessEnded, and WireError when it has no namespace of its own: nothing may be wired
+        into the node's.
         """
         try:
             held = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        # A process that waits to be reaped has none any more (namespaces(7)).
+        except (FileNotFoundError, ProcessLookupError):
+            raise ProcessEnded(f"process {pid} has ended") from None
         except OSError as error:
             raise WireError(f"process {pid} has no network namespace: {error.strerror}") from None
         try:

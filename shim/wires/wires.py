@@ -18,7 +18,13 @@ from ipaddress import IPv4Address, IPv4Network
 import msgspec
 
 from shim.wires import rules, wiring
-from shim.wires.namespace import AddressTaken, AlreadyThere, Namespace, WireError
+from shim.wires.namespace import (
+    AddressTaken,
+    AlreadyThere,
+    Namespace,
+    ProcessEnded,
+    WireError,
+)
 from shim.wires.wiring import Wire
 
 log = logging.getLogger(__name__)
@@ -221,13 +227,13 @@ class Wires:
 
         `still` tells whether `pid` is still that process; it is asked once its namespace is held,
         because the kernel may have given the number to another one meanwhile. Raises AddressTaken
-        when another shim was faster, WireError.
+        when another shim was faster, ProcessEnded, WireError.
         """
         name = self._names.wire(one.task_id)
         alone = self._making[hash(name) % _STRIPES]
         with alone, self._namespace.entered(pid) as (inside, held):
             if not still():
-                raise WireError(f"container {one.container} has ended")
+                raise ProcessEnded(f"container {one.container} has ended")
             if self._is_complete(one, name, inside):
                 return
             # A crash may have left half of it, and the kernel refuses a name that exists.

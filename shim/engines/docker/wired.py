@@ -24,7 +24,7 @@ from shim.engines.docker import subnets
 from shim.engines.docker.api import Call, NotFound
 from shim.engines.docker.subnets import Subnets
 from shim.errors import EngineError
-from shim.wires.namespace import AddressTaken, Namespace, WireError
+from shim.wires.namespace import AddressTaken, Namespace, ProcessEnded, WireError
 from shim.wires.rules import addresses
 from shim.wires.wires import Attachment, Wires
 
@@ -245,6 +245,9 @@ class WiredNetworks:
             )
         except AddressTaken as error:
             raise NodeFull(str(error)) from None
+        # The kernel knows it before the engine, which still says that it runs.
+        except ProcessEnded:
+            return False
         except WireError as error:
             # A container that has ended took its namespace along: that is no fault of the node.
             now = await self._inspect(container_id)

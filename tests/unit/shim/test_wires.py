@@ -644,6 +644,23 @@ async def test_the_kernel_tells_whose_a_process_is_and_else_the_engine(
     assert engine.asked == asked
 
 
+class RunsOn(Inspected):
+    """Says of a container of ours that it runs, with a first process that has ended meanwhile."""
+
+    def inspect_container(self, container_id: str) -> dict[str, Any]:
+        labels = {"fairlead.task": "t1", "fairlead.run": "r", wired.WIRE: "10.80.0.2"}
+        # No process has this number: kernel.pid_max is at most 2^22 (proc(5)).
+        state = {"Running": True, "Pid": (1 << 22) + 1}
+        return {"Id": container_id, "State": state, "Config": {"Labels": labels}}
+
+
+async def test_a_container_that_ended_before_the_engine_knows_it_is_no_fault_of_the_node() -> None:
+    networks = wired.WiredNetworks(_at_once, "install-1", Path)
+    networks._wires = Wires("install-1", ToldNamespace(dev=""))
+    networks._api = RunsOn()
+    assert await networks.started("c1") is False
+
+
 async def _at_once(act: Callable[[], Any]) -> Any:
     return act()
 
