@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -43,10 +44,10 @@ from shim.engines.docker.dialect import DOCKER, Dialect
 from shim.engines.docker.events import EventFollower
 from shim.engines.docker.exits import Exits
 from shim.engines.docker.handover import Way, hand_over, means_of
-from shim.engines.docker.images import DockerImages, folder_of
+from shim.engines.docker.images import DockerImages, UserFiles, folder_of
 from shim.engines.docker.oci_runtime import OciRuntime
-from shim.errors import EngineError
-from shim.settings import AUTO_RUNTIME, Settings
+from shim.errors import EngineError, StartError
+from shim.settings import AUTO_RUNTIME, Settings, check_runtime
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,6 +55,10 @@ _CALL_SECONDS = 60
 _START_TRIES = 5
 _THREADS = 16
 _FIRST_PAUSE = 0.05
+_HIDES_RUNTIME = (
+    "the image hides /opt/fairlead/runtime: it has a VOLUME below it, or its user may not "
+    "enter /opt"
+)
 _MAX_PAUSE = 5.0
 _LOST = (
     requests.exceptions.ConnectionError,
@@ -90,6 +95,7 @@ class DockerEngine:
         self.exits = Exits(self._call, lambda: self._api, dialect)
         self._images = DockerImages(self._call, self._in_our_words, dialect)
         self._oci_runtime = OciRuntime(settings, install_id, dialect.kind, self._in_our_words)
+        self._user_files = UserFiles(f"fairlead-look-{install_id}")
         self._networks: ChosenNetworks | None = None
         """None until the engine is open."""
 
@@ -232,6 +238,8 @@ class DockerEngine:
         if self._dialect.makes_missing_sources:
             await self._in_thread(lambda: containers.check_sources(spec, self._settings.runtime))
         try:
+            if self._user_files.must_look(spec):
+                await self._call(lambda: self._user_files.look(self._api, spec))
             made = await self._created(spec, await self._oci_runtime.name())
         except Conflict as conflict:
             found = await self._call(lambda: self._api.inspect_container(name))
@@ -291,6 +299,8 @@ class DockerEngine:
                     if self._networks is not None:
                         self._networks.distrust(str(error))
                     fault = faults.of_start(error)
+                    if faults.is_of_the_first_process(error) and self._has_runtime():
+                        fault = EngineError(f"{_HIDES_RUNTIME} ({error})")
                     if isinstance(fault, NodeFault):
                         self._oci_runtime.again()
                     raise fault from None
@@ -298,6 +308,12 @@ class DockerEngine:
                     raise PortsTaken(str(error)) from None
             else:
                 return
+
+    def _has_runtime(self) -> bool:
+        with contextlib.suppress(StartError, OSError):
+            check_runtime(self._settings.runtime)
+            return os.access(self._settings.launcher, os.X_OK)
+        return False
 
     async def _is_as_created(self, container_id: str) -> bool:
         found = await self._call(lambda: self._api.inspect_container(container_id))
