@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import docker.errors
@@ -338,11 +339,7 @@ class DockerEngine:
         return await self.exits.wait(container_id)
 
     async def remove(self, task_id: str) -> None:
-        name = containers.name_of(task_id)
-        found = None
-        # An earlier call removed it, and the answer was lost with the connection.
-        with contextlib.suppress(NotFound):
-            found = await self._call(lambda: self._api.inspect_container(name))
+        found = await self._container_of(task_id)
         if found is not None and containers.is_own(found, self._install_id):
             removal = self._remove_container(found["Id"])
             # If the engine failed, a job that runs would go on without its network.
@@ -350,6 +347,19 @@ class DockerEngine:
             await (together(self._opened.ended(task_id), removal) if has_ended else removal)
         # Also after a removal by hand, which the engine answers with "not found" here.
         await self._opened.removed(task_id)
+
+    async def _container_of(self, task_id: str) -> dict[str, Any] | None:
+        """Return the task's container; None: it was removed, perhaps by an earlier call whose
+        answer was lost."""
+        name = containers.name_of(task_id)
+        with contextlib.suppress(NotFound):
+            return await self._call(lambda: self._api.inspect_container(name))
+        # `docker rename` by hand: what it holds is not free while it is there.
+        filters = containers.filters(self._install_id, task_id)
+        for one in await self._call(lambda: self._api.containers(all=True, filters=filters)):
+            with contextlib.suppress(NotFound):
+                return await self._call(partial(self._api.inspect_container, one["Id"]))
+        return None
 
     async def _remove_container(self, container_id: str) -> None:
         self._never_started.discard(container_id)

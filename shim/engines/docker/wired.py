@@ -143,13 +143,14 @@ class WiredNetworks:
     def routes_to(self, run_id: str) -> bool:
         return True
 
-    async def _take_over(self, one: Attachment) -> None:
-        """Complete a wire that a crash cut short. One that cannot be had ends no other task's
-        life."""
+    async def _take_over(self, one: Attachment) -> bool:
+        """Complete a wire that a crash cut short; return whether its container runs with it. One
+        that cannot be had ends no other task's life."""
         try:
-            await self.started(one.container)
+            return await self.started(one.container)
         except EngineError as error:
             log.warning("task %s has no network: %s", one.task_id, error)
+            return False
 
     async def close(self) -> None:
         await self.stop_repairing()
@@ -298,8 +299,9 @@ class WiredNetworks:
             self._watched.clear()
             try:
                 for one in await self._call(self._wires.repair):
-                    log.warning("task %s has lost its network; making it again", one.task_id)
-                    await self._take_over(one)
+                    # One that has ended lost it with its namespace, and waits for its removal.
+                    if await self._take_over(one):
+                        log.warning("task %s had lost its network and has it again", one.task_id)
             except EngineError as error:
                 log.warning("the networks of containers are not repaired: %s", error)
             # An engine that starts removes dozens of rules, one after the other.
