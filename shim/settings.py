@@ -222,6 +222,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Return the folder of the files that describe a container's network to it."""
         return self.task_folder(task_id) / "network"
 
+    @property
+    def launcher(self) -> Path:
+        """The first program of each container."""
+        return self.runtime / _LAUNCHER
+
     def job_folder(self, task_id: str) -> Path:
         return self.task_folder(task_id) / "job"
 

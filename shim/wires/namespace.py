@@ -17,7 +17,9 @@ from shim.errors import EngineError
 from shim.wires import netlink
 from shim.wires.rtnetlink import Request
 
-ROUTES = "/proc/net/route"
+ROUTES, ROUTES6 = "/proc/net/route", "/proc/net/ipv6_route"
+_EVERYWHERE6 = "0" * 32
+_LOOPBACK = "lo"
 _OWN = "/proc/self/ns/net"
 _SECONDS = 20.0
 _PEER = struct.Struct("3i")
@@ -32,6 +34,10 @@ class WireError(EngineError):
 
 class AddressTaken(WireError):
     """There is a route to the wire's address already."""
+
+
+class ProcessEnded(WireError):
+    """The container's first process is gone, and with it the container."""
 
 
 class AlreadyThere(WireError):
@@ -153,6 +159,16 @@ class Namespace:
         # A start asks for those of wires: to parse all others would cost it a millisecond or more.
         return [_route(one) for one in words if one[0].startswith(devices)]
 
+    def uplinks(self) -> frozenset[str]:
+        """Return the devices with a default route, by IPv4 or IPv6. Raises WireError."""
+        found = {one.device for one in self.routes() if one.to.prefixlen == 0}
+        # A kernel without IPv6 has no such file.
+        with suppress(WireError):
+            words = (line.split() for line in self.read(ROUTES6).splitlines())
+            found.update(one[9] for one in words if one[1] == "00" and one[0] == _EVERYWHERE6)
+        # The kernel's own entry for all that has no route.
+        return frozenset(found - {_LOOPBACK})
+
     def write(self, path: str, value: str) -> None:
         """Write a setting below /proc/sys/net, which shows each process its own namespace's. Raises
         WireError."""
@@ -172,11 +188,14 @@ class Namespace:
     def entered(self, pid: int) -> Iterator[tuple[Namespace, int]]:
         """Yield the namespace of the process, and the descriptor that keeps it.
 
-        Raises WireError when the process is gone or has no namespace of its own: nothing may be
-        wired into the node's.
+        Raises ProcessEnded, and WireError when it has no namespace of its own: nothing may be wired
+        into the node's.
         """
         try:
             held = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        # A process that waits to be reaped has none any more (namespaces(7)).
+        except (FileNotFoundError, ProcessLookupError):
+            raise ProcessEnded(f"process {pid} has ended") from None
         except OSError as error:
             raise WireError(f"process {pid} has no network namespace: {error.strerror}") from None
         try:

@@ -60,6 +60,8 @@ def change(requests: Iterable[Request]) -> None:
                 flags = _REQUEST | _ACKNOWLEDGED | one.flags
                 _raise_error(_answer(asked, one.kind, flags, one.body(index)))
             except OSError as error:
+                if error.errno is not None and error.errno == one.needless_after:
+                    continue
                 # Neither a name that no device has, nor a kernel that is silent, has a number.
                 number, why = error.errno or errno.ENODEV, error.strerror or str(error)
                 raise OSError(number, why, one.words) from None

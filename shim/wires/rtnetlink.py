@@ -6,6 +6,7 @@ engine take the shim 3. So a wire is asked for here, in the same words and the s
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 from collections.abc import Callable
@@ -29,7 +30,8 @@ _KIND, _DATA, _PEER = 1, 2, 1
 _GENERATES, _NONE = 8, 1
 """IFLA_ and IFLA_INFO_ of linux/if_link.h, VETH_INFO_PEER of linux/veth.h;
 IFLA_INET6_ADDR_GEN_MODE and its IN6_ADDR_GEN_MODE_NONE."""
-_UP = 1
+_UP, _WITHOUT_ARP = 0x1, 0x80
+"""IFF_ of linux/if.h."""
 _WHOLE, _LOCAL = 1, 2
 """IFA_ADDRESS and IFA_LOCAL of linux/if_addr.h."""
 _NO_DAD = 2
@@ -43,13 +45,15 @@ _OF_NEIGHBOUR, _ITS_MAC, _PERMANENT = 1, 2, 0x80
 
 class Request(msgspec.Struct, frozen=True):
     """One change. `words`: as they are in ip(8), for errors. `body` is given the index of the
-    `device`, if there is one."""
+    `device`, if there is one. `needless_after`: the error that tells that there is nothing to
+    change."""
 
     words: str
     kind: int
     flags: int
     body: Callable[[int], bytes]
     device: str | None = None
+    needless_after: int | None = None
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,15 +78,20 @@ def set_alias(name: str, alias: str) -> Request:
 
 
 def generate_no_addresses(name: str) -> Request:
-    """Before the device is up: the kernel gives it a link-local address then."""
+    """Before the device is up: the kernel gives it a link-local address then, unless it has no IPv6
+    (booted with ipv6.disable=1) or gives none to a device with an MTU below 1280."""
     mode = attribute(socket.AF_INET6, attribute(_GENERATES, bytes((_NONE,))))
     body = _link() + _named(name) + attribute(_OF_FAMILIES, mode)
-    return Request(f"link set {name} addrgenmode none", _NEW_LINK, 0, lambda _: body)
+    words, without = f"link set {name} addrgenmode none", errno.EAFNOSUPPORT
+    return Request(words, _NEW_LINK, 0, lambda _: body, needless_after=without)
 
 
-def set_up(name: str) -> Request:
-    body = _link(_UP) + _named(name)
-    return Request(f"link set {name} up", _NEW_LINK, 0, lambda _: body)
+def set_up(name: str, *, with_arp: bool = True) -> Request:
+    """`with_arp`: it answers questions by ARP, and keeps a neighbour for each one who asks."""
+    flags = _UP if with_arp else _UP | _WITHOUT_ARP
+    body = _link(flags) + _named(name)
+    words = f"link set {name} up" if with_arp else f"link set {name} arp off up"
+    return Request(words, _NEW_LINK, 0, lambda _: body)
 
 
 def replace_address(address: Address, device: str) -> Request:

@@ -13,8 +13,9 @@ link-local.
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Any
 
@@ -44,7 +45,7 @@ table inet {table} {{
         ct state invalid drop
         iifname vmap @runs
         oifname "{all_wires}" drop
-        meta oifkind "bridge" ct state new drop
+        {but_uplinks}meta oifkind "bridge" ct state new drop
         meta mark set meta mark or {passed}
     }}
     chain translate {{
@@ -87,6 +88,7 @@ _HEADER = struct.Struct("=IHHIIBBH")
 (linux/netlink.h, linux/netfilter/nfnetlink.h)."""
 _DELETES_TABLE, _DELETES_CHAIN, _DELETES_RULE = 0xA02, 0xA05, 0xA08
 """linux/netfilter/nf_tables.h, in the subsystem 10 of nfnetlink."""
+_PLAIN = re.compile(r"[\w.-]+", re.ASCII)
 _FIREWALLD = "firewalld"
 _OF_IPTABLES = ("ip", "ip6", "arp", "bridge")
 """The families in which iptables-nft has its tables, which `firewall_conflict` leaves to
@@ -118,9 +120,13 @@ class Names:
         return f"{self.wires}{_digest(task_id, _OF_TASK)}"
 
 
-def table(names: Names, runs: Mapping[str, Iterable[str]]) -> str:
+def table(names: Names, runs: Mapping[str, Iterable[str]], uplinks: Collection[str] = ()) -> str:
     """Return the whole table, with the wires of each run. It replaces one that is there, in one
-    transaction."""
+    transaction.
+
+    Wires do not lead to bridges, where the engine's other containers and virtual machines are, but
+    for `uplinks`: many hosts of virtual machines have their own way out over a bridge.
+    """
     parts = []
     for run_id, wires in runs.items():
         listed = ", ".join(f'"{wire}"' for wire in wires)
@@ -131,6 +137,7 @@ def table(names: Names, runs: Mapping[str, Iterable[str]]) -> str:
         wires=f"{names.wires}*",
         all_wires=f"{WIRES}*",
         passed=hex(PASSED),
+        but_uplinks=_other_than(uplinks),
         runs="".join(parts),
     )
     jumps = [
@@ -216,6 +223,12 @@ def outdated_firewall(forward: str) -> str | None:
 def addresses(subnet: IPv4Network) -> range:
     """Return the subnet's addresses for containers, as numbers."""
     return range(int(subnet.network_address) + 1, int(subnet.broadcast_address))
+
+
+def _other_than(devices: Collection[str]) -> str:
+    # The kernel allows nearly every character in a name; to nft, some would be its own.
+    listed = ", ".join(f'"{one}"' for one in sorted(devices) if _PLAIN.fullmatch(one))
+    return f"oifname != {{ {listed} }} " if listed else ""
 
 
 def _chain(run_id: str) -> str:

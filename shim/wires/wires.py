@@ -18,19 +18,28 @@ from ipaddress import IPv4Address, IPv4Network
 import msgspec
 
 from shim.wires import rules, wiring
-from shim.wires.namespace import AddressTaken, AlreadyThere, Namespace, WireError
+from shim.wires.namespace import (
+    AddressTaken,
+    AlreadyThere,
+    Namespace,
+    ProcessEnded,
+    WireError,
+)
 from shim.wires.wiring import Wire
 
 log = logging.getLogger(__name__)
 _USUAL_MTU = 1500
+_MIN_IPV6_MTU = 1280
+"""The kernel gives no IPv6 to a device with less (RFC 8200, 5)."""
 _STRIPES = 64
 _SENDS_WITHIN = 20.0
 _PAUSE = 0.001
 _DOCKER_USER = "DOCKER-USER"
 # Docker and firewalld hold the lock of iptables now and then.
 _IPTABLES, _IP6TABLES = ("iptables", "--wait"), ("ip6tables", "--wait")
-_IPV6 = "/proc/sys/net/ipv6/conf"
+_IPV4, _IPV6 = "/proc/sys/net/ipv4", "/proc/sys/net/ipv6/conf"
 _ADVERTISEMENTS = f"{_IPV6}/default/accept_ra"
+_NO_FORWARDING = "the node does not forward IPv4 (sysctl net.ipv4.ip_forward=1)"
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +69,8 @@ class Wires:
         self._given: set[IPv4Address] = set()
         self._last = 0
         self._mtu = _USUAL_MTU
+        self._uplinks = self._written_uplinks = frozenset[str]()
+        self._forwards = True
         self._kernel_has_ipv6 = self._has_ipv6 = False
         self._lock = threading.RLock()
         """For all of the above, and for the table: two transactions of nft at once may each find
@@ -101,17 +112,17 @@ class Wires:
         self._last = random.choice(rules.addresses(subnet))
         self._check_node()
         self._has_ipv6 = self._kernel_has_ipv6 and self._forwards_ipv6()
-        self._mtu = self._uplink_mtu()
+        self._look_at_uplinks()
         for name in self._present() - set(self._attached):
             self._unlink(name)
         # Whole, because it may still name wires of containers that were removed meanwhile.
-        self._nft(rules.table(self._names, self._runs()))
+        self._write_table()
         self.repair()
 
     def _check_node(self) -> None:
-        forwards = self._namespace.run("cat", "/proc/sys/net/ipv4/ip_forward").strip()
-        if forwards != "1":
-            raise WireError("the node does not forward IPv4 (sysctl net.ipv4.ip_forward=1)")
+        self._forwards = self._forwards_ipv4()
+        if not self._forwards:
+            raise WireError(_NO_FORWARDING)
         # A unit or a container that forbids namespaces is found here, before a job needs one.
         self._namespace.run("nsenter", "--net=/proc/self/ns/net", "true")
         self._kernel_has_ipv6 = self._namespace.answers("test", "-e", _IPV6)
@@ -130,13 +141,22 @@ class Wires:
         routes = self._namespace.run("ip", "-j", "-6", "route", "show", "default")
         return forwards == "1" and bool(json.loads(routes or "[]"))
 
-    def _uplink_mtu(self) -> int:
-        """Return the least MTU of the devices with a default route: tunnels of clouds and VPNs have
-        less than 1500 bytes, and a job would only see connections that hang."""
-        routes = json.loads(self._namespace.run("ip", "-j", "-4", "route", "show", "default"))
+    def _forwards_ipv4(self) -> bool:
+        return self._namespace.read(f"{_IPV4}/ip_forward").strip() == "1"
+
+    def _look_at_uplinks(self) -> None:
+        """Look at the devices with a default route. A node without any is about to get one back.
+
+        New wires get their least MTU: tunnels of clouds and VPNs have less than 1500 bytes, and a
+        job would only see connections that hang.
+        """
+        uplinks = self._namespace.uplinks()
+        if not uplinks or uplinks == self._uplinks:
+            return
         links = json.loads(self._namespace.run("ip", "-j", "link", "show"))
-        uplinks = {route.get("dev") for route in routes}
-        return min((int(one["mtu"]) for one in links if one["ifname"] in uplinks), default=1500)
+        sizes = (int(one["mtu"]) for one in links if one["ifname"] in uplinks)
+        self._mtu = min(sizes, default=_USUAL_MTU)
+        self._uplinks = uplinks
 
     def give(self, taken: Collection[str] = (), wanted: str | None = None) -> str:
         """Return an address for a container; `wanted` is one that its task got before.
@@ -207,13 +227,13 @@ class Wires:
 
         `still` tells whether `pid` is still that process; it is asked once its namespace is held,
         because the kernel may have given the number to another one meanwhile. Raises AddressTaken
-        when another shim was faster, WireError.
+        when another shim was faster, ProcessEnded, WireError.
         """
         name = self._names.wire(one.task_id)
         alone = self._making[hash(name) % _STRIPES]
         with alone, self._namespace.entered(pid) as (inside, held):
             if not still():
-                raise WireError(f"container {one.container} has ended")
+                raise ProcessEnded(f"container {one.container} has ended")
             if self._is_complete(one, name, inside):
                 return
             # A crash may have left half of it, and the kernel refuses a name that exists.
@@ -235,13 +255,15 @@ class Wires:
         return bool(routes) and str(one.address) in addresses
 
     def _make(self, one: Attachment, name: str, inside: Namespace, held: int) -> None:
-        address6 = self._names.address6(one.address) if self._has_ipv6 else None
+        has_ipv6 = self._has_ipv6 and self._mtu >= _MIN_IPV6_MTU
+        address6 = self._names.address6(one.address) if has_ipv6 else None
         wire = Wire(name=name, address=one.address, address6=address6, mtu=self._mtu)
         try:
             self._namespace.change(wiring.on_node(wire, held, one.container))
         except AlreadyThere:
             raise AddressTaken(f"address {one.address} is in use on this node") from None
-        self._ignore_advertisements(name)
+        self._ignore_advertisements(wire)
+        self._let_it_forward(name)
         with self._lock:
             self._attached[name] = one
             # Before the container's end has an address: no packet goes out past the rules.
@@ -259,13 +281,24 @@ class Wires:
                 raise WireError(f"{name} was not up within {_SENDS_WITHIN:.0f} s")
             time.sleep(_PAUSE)
 
-    def _ignore_advertisements(self, name: str) -> None:
+    def _ignore_advertisements(self, wire: Wire) -> None:
         """A router advertisement of a container must not change the node's routes, also while our
         table is flushed. A node that does not forward IPv6 accepts them by default."""
-        if not self._kernel_has_ipv6:
+        if not self._kernel_has_ipv6 or wire.mtu < _MIN_IPV6_MTU:
             return
         setting, value = ("accept_ra", "0") if self._has_ipv6 else ("disable_ipv6", "1")
-        self._namespace.write(f"{_IPV6}/{name}/{setting}", value)
+        self._namespace.write(f"{_IPV6}/{wire.name}/{setting}", value)
+
+    def _let_it_forward(self, name: str) -> None:
+        """A new device forwards what the node's default says, and hardening scripts set it to 0. No
+        job may start without a way out. Raises WireError."""
+        setting = f"{_IPV4}/conf/{name}/forwarding"
+        if self._namespace.read(setting).strip() == "1":
+            return
+        # It sets all devices and the default (ip-sysctl: ip_forward), so this is for the node.
+        if not self._forwards_ipv4():
+            raise WireError(_NO_FORWARDING)
+        self._namespace.write(setting, "1")
 
     def cut(self, task_id: str) -> None:
         """Remove the wire and the rules of a container that has ended; may be repeated.
@@ -303,16 +336,28 @@ class Wires:
         return address
 
     def repair(self) -> tuple[Attachment, ...]:
-        """Put back what the node's firewall has lost. Return those whose wire is gone."""
+        """Put back what the node's firewall has lost, and follow its uplinks. Return those whose
+        wire is gone."""
         with self._lock:
-            if not self._keeps_apart():
+            self._look_at_uplinks()
+            if self._uplinks != self._written_uplinks or not self._keeps_apart():
                 log.info("writing the table %s", self._names.table)
-                self._nft(rules.table(self._names, self._runs()))
+                self._write_table()
+            self._tell_of_forwarding()
             self._repair_docker_user(_IPTABLES)
             if self._has_ipv6:
                 self._repair_docker_user(_IP6TABLES)
             present = self._present()
             return tuple(one for name, one in self._attached.items() if name not in present)
+
+    def _write_table(self) -> None:
+        self._nft(rules.table(self._names, self._runs(), self._uplinks))
+        self._written_uplinks = self._uplinks
+
+    def _tell_of_forwarding(self) -> None:
+        before, self._forwards = self._forwards, self._forwards_ipv4()
+        if before and not self._forwards:
+            log.warning("jobs reach nobody: %s", _NO_FORWARDING)
 
     def close(self) -> None:
         """Remove the table when no container needs it, and the rules in Docker's chain when no wire

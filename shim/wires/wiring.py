@@ -55,7 +55,9 @@ def on_node(wire: Wire, namespace: int, owner: str) -> tuple[Request, ...]:
         rtnetlink.set_alias(wire.name, owner),
         # No link-local address: nobody on this wire asks for neighbours.
         rtnetlink.generate_no_addresses(wire.name),
-        rtnetlink.set_up(wire.name),
+        # A question by ARP makes a neighbour of whatever sender it names, and all neighbours of the
+        # node share one table: a job could fill it. Before neighbours are set: this removes them.
+        rtnetlink.set_up(wire.name, with_arp=False),
         *(
             request
             for address in wire.addresses

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
+import os
 import shutil
+import stat
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import docker
 import msgspec
 import pytest
 
@@ -102,6 +107,40 @@ async def test_a_task_that_uses_too_much_memory_is_said_to_be_out_of_memory(
     async with asyncio.timeout(DEADLINE):
         ended = await docker_world.engine.wait(container_id)
     assert (ended.exit_code, ended.oom_killed) == (137, True)
+
+
+_OWN_LIFE = """\
+FROM busybox:latest
+HEALTHCHECK --interval=1ms CMD true
+STOPSIGNAL SIGKILL
+"""
+
+
+async def test_an_image_decides_nothing_about_its_containers_life(
+    docker_world: EngineWorld, dockerd: DockerDaemon
+) -> None:
+    """Its check would run each millisecond, outside of the job's limits."""
+    image = await asyncio.to_thread(_built, dockerd, _OWN_LIFE)
+    script = "trap 'echo heard > out; exit 3' TERM; ready; wait_forever"
+    wanted = msgspec.structs.replace(spec(docker_world, "t1", script), image=image)
+    container_id = await docker_world.engine.create(wanted)
+    await docker_world.engine.start(container_id)
+    await _until((Path(wanted.job_folder) / "ready").exists)
+    look = ("inspect", "-f", "{{.State.Health}}", container_id)
+    assert await asyncio.to_thread(dockerd.docker, *look) == "<nil>"
+    await asyncio.to_thread(dockerd.docker, "stop", "-t", f"{LONG:g}", container_id)
+    ended = await docker_world.engine.wait(container_id)
+    assert (ended.exit_code, ended.stopped) == (3, True)
+
+
+def _built(dockerd: DockerDaemon, dockerfile: str) -> str:
+    """By the engine itself: its command may want a plugin for that."""
+    api = docker.APIClient(base_url=dockerd.url, version="auto")
+    with contextlib.closing(api):
+        lines = list(api.build(fileobj=io.BytesIO(dockerfile.encode()), rm=True, decode=True))
+    found = [line["aux"]["ID"] for line in lines if "aux" in line]
+    assert found, lines
+    return str(found[-1])
 
 
 async def test_a_run_has_one_network_that_the_next_shim_knows_and_that_goes_with_it(
@@ -223,6 +262,147 @@ async def test_the_fault_of_a_container_that_cannot_run_is_the_nodes_or_the_jobs
     with pytest.raises(EngineError) as caught:
         await docker_world.engine.start(await docker_world.engine.create(wanted))
     assert caught.value.reason == reason
+
+
+Odd = Callable[[Path], Sequence[str]]
+
+
+def _runs_in_a_file(root: Path) -> Sequence[str]:
+    (root / "file").touch()
+    return ("WORKDIR /file",)
+
+
+def _runs_in_a_circle(root: Path) -> Sequence[str]:
+    (root / "circle").symlink_to("circle")
+    return ("WORKDIR /circle/x",)
+
+
+def _runs_in_a_long_name(root: Path) -> Sequence[str]:
+    return (f"WORKDIR /{'x' * 300}",)
+
+
+def _has_a_volume_on_a_file(root: Path) -> Sequence[str]:
+    (root / "file").touch()
+    return ("VOLUME /file",)
+
+
+def _has_a_volume_in_the_runtime(root: Path) -> Sequence[str]:
+    return ("VOLUME /opt/fairlead/runtime/bin",)
+
+
+def _has_a_user_beyond_all(root: Path) -> Sequence[str]:
+    return ("USER 4294967295",)
+
+
+def _has_folders_of_users_and_groups(root: Path) -> Sequence[str]:
+    for name in ("passwd", "group"):
+        (root / "etc" / name).mkdir(parents=True)
+    return ()
+
+
+def _waits_for_its_users(root: Path) -> Sequence[str]:
+    (root / "etc").mkdir()
+    os.mkfifo(root / "etc/passwd")
+    return ()
+
+
+def _waits_for_its_groups(root: Path) -> Sequence[str]:
+    (root / "etc").mkdir()
+    os.mkfifo(root / "fifo")
+    (root / "etc/group").symlink_to("../fifo")
+    return ()
+
+
+def _has_a_device_of_users(root: Path) -> Sequence[str]:
+    (root / "etc").mkdir()
+    os.mknod(root / "etc/passwd", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    return ()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        _runs_in_a_file,
+        _runs_in_a_circle,
+        _runs_in_a_long_name,
+        _has_a_volume_on_a_file,
+        _has_a_volume_in_the_runtime,
+        _has_a_user_beyond_all,
+        _has_folders_of_users_and_groups,
+        _waits_for_its_users,
+        _waits_for_its_groups,
+        _has_a_device_of_users,
+    ],
+)
+async def test_an_odd_image_is_no_fault_of_the_node_and_holds_up_nobody(
+    docker_world: EngineWorld, dockerd: DockerDaemon, odd: Odd
+) -> None:
+    """Three faults of a node in a row cordon it, and the same job goes to the next node."""
+    image = await asyncio.to_thread(_imported, dockerd, docker_world.folder / "image", odd)
+    wanted = spec(docker_world, "t1", "exit 0")
+    wanted = msgspec.structs.replace(wanted, image=image, user=None)
+    with pytest.raises(EngineError) as caught:
+        await docker_world.engine.start(await docker_world.engine.create(wanted))
+    assert caught.value.reason == "creating_container_error"
+    await docker_world.engine.remove("t1")
+    assert await docker_world.engine.list() == ()
+
+
+async def test_a_volume_may_hold_up_nobody_either(
+    docker_world: EngineWorld, dockerd: DockerDaemon
+) -> None:
+    """Also in an image that is known, and which has a link to where the volume is."""
+
+    def links(root: Path) -> Sequence[str]:
+        (root / "etc").mkdir()
+        (root / "lists").mkdir()
+        (root / "lists/users").write_text("nobody:x:7:7::/:/bin/sh\n")
+        (root / "etc/passwd").symlink_to("/lists/users")
+        return ()
+
+    image = await asyncio.to_thread(_imported, dockerd, docker_world.folder / "image", links)
+    volume = docker_world.folder / "volume"
+    volume.mkdir()
+    (volume / "users").write_text("nobody:x:7:7::/:/bin/sh\n")
+    mount = MountSpec(kind=VolumeKind.HOST, source=str(volume), target="/lists")
+    for number, mounts in enumerate(((), (mount,))):
+        wanted = spec(docker_world, f"t{number}", "exit 0")
+        wanted = msgspec.structs.replace(wanted, image=image, mounts=mounts)
+        await docker_world.engine.start(await docker_world.engine.create(wanted))
+    (volume / "users").unlink()
+    os.mkfifo(volume / "users")
+    wanted = msgspec.structs.replace(spec(docker_world, "t2", "exit 0"), image=image)
+    with pytest.raises(EngineError, match="/etc/passwd of the image or of a volume is no file"):
+        await docker_world.engine.create(msgspec.structs.replace(wanted, mounts=(mount,)))
+
+
+async def test_a_volume_hides_no_odd_image(
+    docker_world: EngineWorld, dockerd: DockerDaemon
+) -> None:
+    """The engine reads what is below it."""
+    folder = docker_world.folder / "image"
+    image = await asyncio.to_thread(_imported, dockerd, folder, _waits_for_its_users)
+    # A look that a crash has cut short is in nobody's way.
+    left = ("create", "--name", "fairlead-look-install-1", "busybox:latest", "true")
+    await asyncio.to_thread(dockerd.docker, *left)
+    users = docker_world.folder / "users"
+    users.write_text("nobody:x:7:7::/:/bin/sh\n")
+    mount = MountSpec(kind=VolumeKind.HOST, source=str(users), target="/etc/passwd")
+    wanted = msgspec.structs.replace(spec(docker_world, "t1", "exit 0"), image=image)
+    with pytest.raises(EngineError, match="/etc/passwd of the image"):
+        await docker_world.engine.create(msgspec.structs.replace(wanted, mounts=(mount,)))
+    await docker_world.engine.remove("t1")
+    assert await asyncio.to_thread(dockerd.docker, "ps", "-aq") == ""
+
+
+def _imported(dockerd: DockerDaemon, folder: Path, odd: Odd) -> str:
+    """Return the image of a root folder with busybox that is changed so, by its id."""
+    root = images.busybox_root(folder)
+    options = [word for change in odd(root) for word in ("--change", change)]
+    # tar of Python leaves out what is no file, folder or link.
+    archive = folder.with_suffix(".tar")
+    run(["tar", "-C", root, "-cf", archive, "."])
+    return dockerd.docker("import", *options, archive)
 
 
 async def test_a_runtime_that_is_missing_is_the_nodes_fault(docker_world: EngineWorld) -> None:

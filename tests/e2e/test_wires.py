@@ -344,6 +344,16 @@ async def test_a_container_that_is_restarted_by_hand_is_connected_again(
     assert await asyncio.to_thread(node.reaches, job.address)
 
 
+async def test_a_container_that_is_renamed_by_hand_goes_with_its_task(
+    world: WiredWorld, node: WireNode, node_dockerd: DockerDaemon
+) -> None:
+    job = await world.run(1, "run", "ready; wait_forever")
+    await asyncio.to_thread(node_dockerd.docker, "rename", job.container_id, "by-hand")
+    await world.engine.remove("t1")
+    assert await world.engine.list() == ()
+    assert node.wires() == set()
+
+
 def _table(node: WireNode) -> str:
     (table,) = (
         line.split()[2]

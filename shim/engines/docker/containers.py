@@ -36,9 +36,10 @@ def labels_of(spec: ContainerSpec, install_id: str) -> dict[str, str]:
     }
 
 
-def filters(install_id: str) -> dict[str, str]:
-    """Return the filters for a listing of the containers of this shim."""
-    return {"label": f"{_INSTALL}={install_id}"}
+def filters(install_id: str, task_id: str | None = None) -> dict[str, list[str]]:
+    """Return the filters for a listing of the containers of this shim, or of one task."""
+    of_task = [] if task_id is None else [f"{_TASK}={task_id}"]
+    return {"label": [f"{_INSTALL}={install_id}", *of_task]}
 
 
 def is_own(inspected: dict[str, Any], install_id: str, task_id: str | None = None) -> bool:

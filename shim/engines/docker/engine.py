@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import docker.errors
@@ -43,10 +45,10 @@ from shim.engines.docker.dialect import DOCKER, Dialect
 from shim.engines.docker.events import EventFollower
 from shim.engines.docker.exits import Exits
 from shim.engines.docker.handover import Way, hand_over, means_of
-from shim.engines.docker.images import DockerImages, folder_of
+from shim.engines.docker.images import DockerImages, UserFiles, folder_of
 from shim.engines.docker.oci_runtime import OciRuntime
-from shim.errors import EngineError
-from shim.settings import AUTO_RUNTIME, Settings
+from shim.errors import EngineError, StartError
+from shim.settings import AUTO_RUNTIME, Settings, check_runtime
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,6 +56,10 @@ _CALL_SECONDS = 60
 _START_TRIES = 5
 _THREADS = 16
 _FIRST_PAUSE = 0.05
+_HIDES_RUNTIME = (
+    "the image hides /opt/fairlead/runtime: it has a VOLUME below it, or its user may not "
+    "enter /opt"
+)
 _MAX_PAUSE = 5.0
 _LOST = (
     requests.exceptions.ConnectionError,
@@ -90,6 +96,7 @@ class DockerEngine:
         self.exits = Exits(self._call, lambda: self._api, dialect)
         self._images = DockerImages(self._call, self._in_our_words, dialect)
         self._oci_runtime = OciRuntime(settings, install_id, dialect.kind, self._in_our_words)
+        self._user_files = UserFiles(f"fairlead-look-{install_id}")
         self._networks: ChosenNetworks | None = None
         """None until the engine is open."""
 
@@ -232,6 +239,8 @@ class DockerEngine:
         if self._dialect.makes_missing_sources:
             await self._in_thread(lambda: containers.check_sources(spec, self._settings.runtime))
         try:
+            if self._user_files.must_look(spec):
+                await self._call(lambda: self._user_files.look(self._api, spec))
             made = await self._created(spec, await self._oci_runtime.name())
         except Conflict as conflict:
             found = await self._call(lambda: self._api.inspect_container(name))
@@ -291,6 +300,8 @@ class DockerEngine:
                     if self._networks is not None:
                         self._networks.distrust(str(error))
                     fault = faults.of_start(error)
+                    if faults.is_of_the_first_process(error) and self._has_runtime():
+                        fault = EngineError(f"{_HIDES_RUNTIME} ({error})")
                     if isinstance(fault, NodeFault):
                         self._oci_runtime.again()
                     raise fault from None
@@ -298,6 +309,12 @@ class DockerEngine:
                     raise PortsTaken(str(error)) from None
             else:
                 return
+
+    def _has_runtime(self) -> bool:
+        with contextlib.suppress(StartError, OSError):
+            check_runtime(self._settings.runtime)
+            return os.access(self._settings.launcher, os.X_OK)
+        return False
 
     async def _is_as_created(self, container_id: str) -> bool:
         found = await self._call(lambda: self._api.inspect_container(container_id))
@@ -322,11 +339,7 @@ class DockerEngine:
         return await self.exits.wait(container_id)
 
     async def remove(self, task_id: str) -> None:
-        name = containers.name_of(task_id)
-        found = None
-        # An earlier call removed it, and the answer was lost with the connection.
-        with contextlib.suppress(NotFound):
-            found = await self._call(lambda: self._api.inspect_container(name))
+        found = await self._container_of(task_id)
         if found is not None and containers.is_own(found, self._install_id):
             removal = self._remove_container(found["Id"])
             # If the engine failed, a job that runs would go on without its network.
@@ -334,6 +347,19 @@ class DockerEngine:
             await (together(self._opened.ended(task_id), removal) if has_ended else removal)
         # Also after a removal by hand, which the engine answers with "not found" here.
         await self._opened.removed(task_id)
+
+    async def _container_of(self, task_id: str) -> dict[str, Any] | None:
+        """Return the task's container; None: it was removed, perhaps by an earlier call whose
+        answer was lost."""
+        name = containers.name_of(task_id)
+        with contextlib.suppress(NotFound):
+            return await self._call(lambda: self._api.inspect_container(name))
+        # `docker rename` by hand: what it holds is not free while it is there.
+        filters = containers.filters(self._install_id, task_id)
+        for one in await self._call(lambda: self._api.containers(all=True, filters=filters)):
+            with contextlib.suppress(NotFound):
+                return await self._call(partial(self._api.inspect_container, one["Id"]))
+        return None
 
     async def _remove_container(self, container_id: str) -> None:
         self._never_started.discard(container_id)

@@ -30,12 +30,17 @@ _NODES = (
 words are containerd's, of an OCI runtime that did not run."""
 _JOBS = (
     *("rlimit", "docker-init", "container-init", "unable to apply caps", "capset"),
-    *("unable to find user", "unable to find group"),
+    *("unable to find user", "unable to find group", "unable to find additional groups"),
+    "uids and gids must be in range",
+    *("not a directory", "is a directory", "too many links", "file name too long"),
+    *("too many levels of symbolic links", "cannot mount volume over existing file"),
     *("to rootfs at", "memory limit too low", "unable to set memory limit", "sethostname"),
     "requirement error",
 )
-"""`to rootfs at` comes before a mount's target; NVIDIA's hook prints the last one for an image that
-needs a newer driver."""
+"""Nothing of the node's is a folder that turned into a file, a circle of links or a long name: an
+image's WORKDIR or VOLUME is. `to rootfs at` comes before a mount's target; NVIDIA's hook prints the
+last one for an image that needs a newer driver."""
+_HIDDEN = (f'exec: "{ENTRYPOINT}"', f"`{ENTRYPOINT}`")
 # Docker's words, since 28 after those of its networking, and Podman's.
 _ADDRESS_TAKEN = re.compile(
     r"(failed to set up container networking: )?address already in use"
@@ -53,6 +58,11 @@ def is_of_its_address(error: EngineError) -> bool:
     """Return whether another container has the address in the run's network. For a port the engine
     says "listen tcp4 …: bind: address already in use"."""
     return _ADDRESS_TAKEN.fullmatch(str(error).strip().lower()) is not None
+
+
+def is_of_the_first_process(error: EngineError) -> bool:
+    """Return whether the container's first program was not found, or may not be run, there."""
+    return any(words in str(error).lower() for words in _HIDDEN)
 
 
 def of_create(error: EngineError) -> EngineError:

@@ -6,14 +6,19 @@ A pull reports bytes as they come, can be cancelled, and fails with an error tha
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
+import docker.errors
+import msgspec
 import requests
 import requests.exceptions
 from docker.auth import encode_header
@@ -22,17 +27,20 @@ from docker.types import CancellableStream
 from docker.utils import parse_repository_tag
 from docker.utils.json_stream import json_stream
 
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.shim import PullProgress, RegistryAuth
 from shim.engines.base import (
+    ContainerSpec,
     EngineUnavailable,
     ImageError,
     ImageInfo,
     ImageProblem,
+    MountSpec,
     Storage,
     pinned,
     repository_of,
 )
-from shim.engines.docker import registry
+from shim.engines.docker import registry, request
 from shim.engines.docker.api import Call, Conflict, NotFound, in_own_thread
 from shim.engines.docker.dialect import DOCKER, Dialect
 from shim.errors import EngineError
@@ -462,3 +470,96 @@ def _by_repository(names: list[str] | None) -> dict[str, str]:
     Another repository may have compressed the same image into another manifest.
     """
     return {repository_of(name): name for name in reversed(names or ())}
+
+
+_USER_FILES = ("/etc/passwd", "/etc/group")
+_PATH_STAT = "X-Docker-Container-Path-Stat"
+_IS_LINK, _IS_SPECIAL = 1 << 27, 0x0F280000
+"""ModeSymlink and ModeType of Go's package io/fs, without folders: to read one fails at once."""
+
+
+class _PathStat(msgspec.Struct, rename="camel"):
+    mode: int
+    link_target: str = ""
+    """Where it leads in the end; empty: it is no link."""
+
+
+class UserFiles:
+    """The lists of users and groups, which an engine opens in a container's root folder as root of
+    the node.
+
+    dockerd and the OCI runtime read both before the job's first process runs, wherever links lead.
+    For a FIFO they wait for ever, with the container's lock held: no call about it ends, and nobody
+    can remove it. A device does what it does when it is opened; a watchdog restarts the machine. So
+    they are looked at before the first start of each image, and where a mount may bring others.
+
+    It remembers the images that were looked at. Blocking; `api` is a client of docker-py. `name` is
+    that of a container which is made to be looked at, and removed again. It has no other mounts
+    than those that matter: for some, dockerd opens what is in their place.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._known: dict[str, frozenset[str]] = {}
+        """The paths of their files, and of those to which these lead, by the image's id."""
+        self._looking = threading.Lock()
+
+    def must_look(self, spec: ContainerSpec) -> bool:
+        known = self._known.get(spec.image)
+        return known is None or bool(_covering(spec.mounts, known))
+
+    def look(self, api: Any, spec: ContainerSpec) -> None:
+        """Raise EngineError if the engine must not open one of them."""
+        # One after the other: tasks that come together often have one image.
+        with self._looking:
+            if spec.image not in self._known:
+                # dockerd reads what is below the mounts, the OCI runtime what is in them.
+                self._known[spec.image] = self._check(api, spec.image, ())
+            if mounts := _covering(spec.mounts, self._known[spec.image]):
+                self._check(api, spec.image, mounts)
+
+    def _check(self, api: Any, image: str, mounts: Sequence[MountSpec]) -> frozenset[str]:
+        host = api.create_host_config(
+            network_mode="none", mounts=[request.mount(m) for m in mounts]
+        )
+        asked = {"name": self._name, "network_disabled": True, "host_config": host}
+        try:
+            made = api.create_container(image, ["-"], **asked)
+        except docker.errors.APIError:
+            # A crash may have left one, which engines say in words of their own.
+            with contextlib.suppress(docker.errors.APIError):
+                api.remove_container(self._name, v=True, force=True)
+            made = api.create_container(image, ["-"], **asked)
+        try:
+            return _checked(api, made["Id"])
+        finally:
+            api.remove_container(made["Id"], v=True, force=True)
+
+
+def _covering(mounts: Iterable[MountSpec], paths: Iterable[str]) -> list[MountSpec]:
+    among = [PurePosixPath(path) for path in paths]
+    return [one for one in mounts if any(path.is_relative_to(one.target) for path in among)]
+
+
+def _checked(api: Any, container_id: str) -> frozenset[str]:
+    paths = set(_USER_FILES)
+    for file in _USER_FILES:
+        found = _stat(api, container_id, file)
+        if found is not None and found.mode & _IS_LINK:
+            paths.add(found.link_target)
+            found = _stat(api, container_id, found.link_target)
+        if found is not None and found.mode & _IS_SPECIAL:
+            raise EngineError(
+                f"{file} of the image or of a volume is no file, so the engine must not open it"
+            )
+    return frozenset(paths)
+
+
+def _stat(api: Any, container_id: str, path: str) -> _PathStat | None:
+    """Return what the engine tells of the path, without opening it. None: it is not there, or the
+    engine does not get there, as it will not when it starts the container."""
+    address = _address(api, f"/containers/{container_id}/archive")
+    answer: requests.Response = api.head(address, params={"path": path}, timeout=api.timeout)
+    if answer.status_code != requests.codes.ok:
+        return None
+    return decoder_of(_PathStat).decode(base64.b64decode(answer.headers[_PATH_STAT]))

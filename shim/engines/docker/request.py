@@ -56,6 +56,11 @@ def container(spec: ContainerSpec, node: NodeValues, name: str, network: str) ->
         "user": spec.user,
         "hostname": spec.hostname if bridge else None,
         "environment": dict(node.proxy_variables),
+        # An image's own check would be run by the engine, outside of the job's limits, as often as
+        # the image says: with an interval of a millisecond, that takes the node's processors.
+        "healthcheck": {"test": ["NONE"]},
+        # Of an engine that ends, and of `docker stop`: the first process handles SIGTERM alone.
+        "stop_signal": "SIGTERM",
         "host_config": _host_config(spec, node, network),
     }
 
@@ -68,7 +73,7 @@ def _host_config(spec: ContainerSpec, node: NodeValues, network: str) -> dict[st
             Mount(_RUNTIME, node.runtime, type="bind", read_only=True),
             Mount(_TASK_FOLDER, spec.job_folder, type="bind"),
             Mount(_RUN_FOLDER, spec.run_folder, type="bind"),
-            *map(_mount, spec.mounts),
+            *map(mount, spec.mounts),
         ],
         network_mode=network,
         mem_limit=spec.memory,
@@ -108,21 +113,21 @@ def _writable_folders(spec: ContainerSpec) -> dict[str, str]:
     return {folder: "mode=1777" for folder in ("/tmp", "/run") if folder not in taken}
 
 
-def _mount(mount: MountSpec) -> Mount:
-    kind = mount.kind
+def mount(wanted: MountSpec) -> Mount:
+    kind = wanted.kind
     match kind:
         case VolumeKind.TMPFS:
             return Mount(
-                mount.target,
+                wanted.target,
                 None,
                 type="tmpfs",
-                tmpfs_size=mount.size,
+                tmpfs_size=wanted.size,
                 tmpfs_mode=_TMPFS_MODE,
             )
         case VolumeKind.NAMED:
-            return Mount(mount.target, mount.source, type="volume", read_only=mount.read_only)
+            return Mount(wanted.target, wanted.source, type="volume", read_only=wanted.read_only)
         case VolumeKind.HOST | VolumeKind.DEVICE:
-            return Mount(mount.target, mount.source, type="bind", read_only=mount.read_only)
+            return Mount(wanted.target, wanted.source, type="bind", read_only=wanted.read_only)
         case _:
             assert_never(kind)
 

@@ -16,6 +16,7 @@ from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from docker.types import Mount
 
 from shim.engines.base import ContainerSpec, NodeFault, NodeFull
@@ -23,7 +24,7 @@ from shim.engines.docker import subnets
 from shim.engines.docker.api import Call, NotFound
 from shim.engines.docker.subnets import Subnets
 from shim.errors import EngineError
-from shim.wires.namespace import AddressTaken, Namespace, WireError
+from shim.wires.namespace import AddressTaken, Namespace, ProcessEnded, WireError
 from shim.wires.rules import addresses
 from shim.wires.wires import Attachment, Wires
 
@@ -55,6 +56,7 @@ class WiredNetworks:
         install_id: str,
         files: Callable[[str], Path],
         repair_every: float = _REPAIR_SECONDS,
+        read_resolvers: Callable[[], Resolvers] | None = None,
     ) -> None:
         self._call = call
         self._install_id = install_id
@@ -66,8 +68,8 @@ class WiredNetworks:
         """The addresses of runs that have no container yet."""
         self._made: dict[str, tuple[str, str]] = {}
         """Task and run of containers that were made here and not started."""
-        self._nameservers: tuple[str, ...] = ()
-        self._search: tuple[str, ...] = ()
+        self._read_resolvers = read_resolvers or resolvers
+        self._resolvers = Resolvers()
         self._repairing: asyncio.Task[None] | None = None
         self._watched = asyncio.Event()
         self._watching: socket.socket | None = None
@@ -90,8 +92,8 @@ class WiredNetworks:
         why it may be unable to. Nothing was changed then.
         """
         self._api = api
-        self._nameservers, self._search = resolvers()
-        if not self._nameservers:
+        self._resolvers = self._read_resolvers()
+        if not self._resolvers.servers:
             raise WireError(
                 "its DNS servers are on its loopback, where containers cannot reach them"
             )
@@ -141,13 +143,14 @@ class WiredNetworks:
     def routes_to(self, run_id: str) -> bool:
         return True
 
-    async def _take_over(self, one: Attachment) -> None:
-        """Complete a wire that a crash cut short. One that cannot be had ends no other task's
-        life."""
+    async def _take_over(self, one: Attachment) -> bool:
+        """Complete a wire that a crash cut short; return whether its container runs with it. One
+        that cannot be had ends no other task's life."""
         try:
-            await self.started(one.container)
+            return await self.started(one.container)
         except EngineError as error:
             log.warning("task %s has no network: %s", one.task_id, error)
+            return False
 
     async def close(self) -> None:
         await self.stop_repairing()
@@ -192,7 +195,10 @@ class WiredNetworks:
         asked["labels"][WIRE] = spec.address
         folder = self._files(spec.task_id)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "resolv.conf").write_text(resolv_conf(self._nameservers, self._search))
+        # As the engine does for each container: a lease or a VPN changes the node's servers.
+        if (found := self._read_resolvers()).servers:
+            self._resolvers = found
+        (folder / "resolv.conf").write_text(resolv_conf(self._resolvers))
         # A bind mount needs its source now; `made` fills it once the container has its id.
         (folder / "hosts").touch()
         taken = {mount["Target"] for mount in asked["host_config"].get("Mounts", ())}
@@ -240,6 +246,9 @@ class WiredNetworks:
             )
         except AddressTaken as error:
             raise NodeFull(str(error)) from None
+        # The kernel knows it before the engine, which still says that it runs.
+        except ProcessEnded:
+            return False
         except WireError as error:
             # A container that has ended took its namespace along: that is no fault of the node.
             now = await self._inspect(container_id)
@@ -290,8 +299,9 @@ class WiredNetworks:
             self._watched.clear()
             try:
                 for one in await self._call(self._wires.repair):
-                    log.warning("task %s has lost its network; making it again", one.task_id)
-                    await self._take_over(one)
+                    # One that has ended lost it with its namespace, and waits for its removal.
+                    if await self._take_over(one):
+                        log.warning("task %s had lost its network and has it again", one.task_id)
             except EngineError as error:
                 log.warning("the networks of containers are not repaired: %s", error)
             # An engine that starts removes dozens of rules, one after the other.
@@ -311,24 +321,39 @@ def is_in_cgroup_of(container_id: str, pid: int) -> bool:
         return False
 
 
-def resolvers(files: Iterable[Path] = _RESOLVERS) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the DNS servers that containers can reach, and the domains to search.
+class Resolvers(msgspec.Struct, frozen=True):
+    """What a resolv.conf says (resolv.conf(5)): DNS servers that containers can reach, the domains
+    to search, and options."""
 
-    The first file that names one counts. Without IPv6, servers with such an address are left out.
-    """
+    servers: tuple[str, ...] = ()
+    search: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+def resolvers(files: Iterable[Path] = _RESOLVERS) -> Resolvers:
+    """Return what the first file says that names a server. Without IPv6, servers with such an
+    address are left out."""
     for file in files:
-        servers, search = [], tuple[str, ...]()
         # Only nodes with systemd-resolved have the second file.
         with contextlib.suppress(OSError):
-            for line in file.read_text(errors="replace").splitlines():
-                words = line.split()
-                if words[:1] == ["search"]:
-                    search = tuple(words[1:])
-                elif words[:1] == ["nameserver"] and len(words) > 1 and _is_reached(words[1]):
-                    servers.append(words[1])
-        if servers:
-            return tuple(servers), search
-    return (), ()
+            found = _resolvers_in(file.read_text(errors="replace"))
+            if found.servers:
+                return found
+    return Resolvers()
+
+
+def _resolvers_in(text: str) -> Resolvers:
+    servers, search, options = list[str](), tuple[str, ...](), list[str]()
+    for line in text.splitlines():
+        match line.split():
+            # Of several such lines the last one counts.
+            case ["search" | "domain", *domains]:
+                search = tuple(domains)
+            case ["options", *more]:
+                options += more
+            case ["nameserver", server, *_] if _is_reached(server):
+                servers.append(server)
+    return Resolvers(tuple(servers), search, tuple(options))
 
 
 def _is_reached(server: str) -> bool:
@@ -339,10 +364,10 @@ def _is_reached(server: str) -> bool:
     return isinstance(address, IPv4Address) and not address.is_loopback
 
 
-def resolv_conf(servers: Iterable[str], search: Iterable[str]) -> str:
-    domains = " ".join(search)
-    lines = [f"search {domains}"] if domains else []
-    return "\n".join((*lines, *(f"nameserver {server}" for server in servers), ""))
+def resolv_conf(found: Resolvers) -> str:
+    settings = (("search", found.search), ("options", found.options))
+    lines = [" ".join((name, *words)) for name, words in settings if words]
+    return "\n".join((*lines, *(f"nameserver {server}" for server in found.servers), ""))
 
 
 def hosts(address: str, hostname: str) -> str:

@@ -83,6 +83,10 @@ def test_a_lack_of_the_node_when_a_container_is_started_is_a_node_fault(
         (400, "invalid mount config for type \"bind\": destination can't be '/'"),
         (400, 'invalid CapAdd: unknown capability: "CAP_NOPE"'),
         (400, "Minimum memory limit allowed is 6MB"),
+        (500, "Cannot mkdir: /w is not a directory"),
+        (500, "evalSymlinksInScope: too many links in /var/lib/docker/overlay2/x/merged/w"),
+        (500, "lstat /var/lib/docker/overlay2/x/merged/xxx: file name too long"),
+        (500, "cannot mount volume over existing file, file exists /x/merged/f"),
     ],
 )
 def test_an_impossible_wish_of_a_job_when_its_container_is_created_is_no_node_fault(
@@ -101,6 +105,8 @@ def test_an_impossible_wish_of_a_job_when_its_container_is_created_is_no_node_fa
               "/var/lib/fairlead/mounts/t/0:/bin/sh: not a directory: unknown: Are you trying to "
               "mount a directory onto a file (or vice-versa)?"),
         (500, "unable to find user anna: no matching entries in passwd file"),
+        (500, "uids and gids must be in range 0-2147483647"),
+        (500, "unable to find additional groups [0]: read /x/merged/etc/group: is a directory"),
         (500, f"{INIT}error setting rlimits for ready process: error setting rlimit type 7: "
               "operation not permitted: unknown"),
         (500, f"{RUNC}container process: unable to apply caps: operation not permitted: unknown"),

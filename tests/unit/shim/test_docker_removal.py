@@ -19,16 +19,27 @@ LABELS = {"fairlead.install": "install", "fairlead.task": "t"}
 
 
 class Api:
-    """One container, whose removal takes until its connection was taken away."""
+    """One container of this name, whose removal takes until its connection was taken away."""
 
-    def __init__(self, log: list[str], *, runs: bool, why_not: str | None = None) -> None:
+    def __init__(
+        self, log: list[str], *, runs: bool, why_not: str | None = None, name: str = "fairlead-t"
+    ) -> None:
         self.cut = threading.Event()
         self._log, self._runs, self._why_not = log, runs, why_not
+        self._name = name
 
     def close(self) -> None:
         """Nothing is open."""
 
+    def containers(self, *, all: bool, filters: dict[str, list[str]]) -> list[dict[str, Any]]:
+        asked = dict(one.split("=") for one in filters["label"])
+        return [{"Id": "c"}] if all and asked == LABELS and self._name else []
+
     def inspect_container(self, name: str) -> dict[str, Any]:
+        if name not in ("c", self._name):
+            answer = requests.Response()
+            answer.status_code = 404
+            raise docker.errors.NotFound("no such container", answer, "no such container")
         return {"Id": "c", "State": {"Running": self._runs}, "Config": {"Labels": LABELS}}
 
     def remove_container(self, container_id: str, **asked: Any) -> None:
@@ -58,10 +69,12 @@ class Networks:
         """Nothing is open."""
 
 
-async def removed(folder: Path, *, runs: bool, why_not: str | None = None) -> list[str]:
+async def removed(
+    folder: Path, *, runs: bool, why_not: str | None = None, name: str = "fairlead-t"
+) -> list[str]:
     """Return what was taken away, in this order, also when the engine refused."""
     log: list[str] = []
-    api = Api(log, runs=runs, why_not=why_not)
+    api = Api(log, runs=runs, why_not=why_not, name=name)
     engine = DockerEngine(settings(folder), "install", api)
     networks: Any = Networks(log, api)
     engine._networks = networks
@@ -87,3 +100,10 @@ async def test_a_container_that_runs_keeps_its_connection_until_it_is_gone(tmp_p
 async def test_no_address_is_free_while_its_container_cannot_be_removed(tmp_path: Path) -> None:
     assert await removed(tmp_path, runs=False, why_not="busy") == ["connection"]
     assert await removed(tmp_path, runs=True, why_not="busy") == []
+
+
+async def test_a_container_that_was_renamed_by_hand_is_removed_before_its_address_is_free(
+    tmp_path: Path,
+) -> None:
+    assert await removed(tmp_path, runs=True, name="renamed") == ["container", "address"]
+    assert await removed(tmp_path, runs=True, name="") == ["address"]

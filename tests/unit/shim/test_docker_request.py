@@ -55,6 +55,10 @@ def test_an_ordinary_container_gets_its_share_and_nothing_beyond() -> None:
     assert (asked()["user"], asked()["hostname"]) == ("0:0", "fair-wind")
 
 
+def test_nothing_that_an_image_says_of_its_own_life_counts() -> None:
+    assert (asked()["healthcheck"], asked()["stop_signal"]) == ({"test": ["NONE"]}, "SIGTERM")
+
+
 def test_another_oci_runtime_is_asked_for_by_its_name() -> None:
     node = msgspec.structs.replace(NODE, oci_runtime="crun")
     config = request.container(SPEC, node, "fairlead-t1", "net-1")["host_config"]

@@ -212,7 +212,7 @@ def test_an_import_that_fails_after_its_answer_began_is_told_in_the_engines_word
 class Creating:
     """An engine's client that creates containers, but none with an OCI runtime in `forgotten`."""
 
-    api_version = "1.41"
+    api_version, base_url, timeout = "1.41", "http+docker://localhost", 60
 
     def __init__(self, forgotten: tuple[str, ...] = ()) -> None:
         self.created: list[object] = []
@@ -221,7 +221,21 @@ class Creating:
     def info(self) -> dict[str, Any]:
         return {"Runtimes": {"runc": {}, "crun": {}, "nvidia": {}}, "DefaultRuntime": "runc"}
 
-    def create_container(self, **asked: Any) -> dict[str, str]:
+    def create_host_config(self, **asked: Any) -> dict[str, Any]:
+        return asked
+
+    def head(self, address: str, **asked: Any) -> requests.Response:
+        """The image has no lists of users and groups."""
+        answer = requests.Response()
+        answer.status_code = 404
+        return answer
+
+    def remove_container(self, container_id: str, **asked: Any) -> None:
+        """Nothing was made."""
+
+    def create_container(self, *of_a_look: object, **asked: Any) -> dict[str, str]:
+        if of_a_look:
+            return {"Id": "look"}
         runtime = asked["host_config"].get("Runtime")
         self.created.append(runtime)
         if runtime in self._forgotten:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,7 @@ import pytest
 from shim.engines.base import NodeFault
 from shim.engines.docker import wired
 from shim.wires import netlink, rtnetlink, rules, wiring
-from shim.wires.namespace import AddressTaken, Namespace, WireError
+from shim.wires.namespace import ROUTES, AddressTaken, Namespace, WireError
 from shim.wires.rtnetlink import Request
 from shim.wires.wires import Attachment, Wires
 from shim.wires.wiring import Wire
@@ -54,6 +55,20 @@ def test_what_is_removed_is_what_was_added() -> None:
     chain = next(line.split()[-1] for line in added.splitlines() if line.startswith("add chain"))
     assert f"delete chain inet {NAMES.table} {chain}\n" in removed
     assert "delete chain" not in rules.remove(NAMES, "run", NAMES.wire("t1"), last=False)
+
+
+@pytest.mark.parametrize(
+    ("uplinks", "but"),
+    [
+        ((), ""),
+        (("eth0", "br0"), 'oifname != { "br0", "eth0" } '),
+        (('" } accept', "br*", "br0"), 'oifname != { "br0" } '),
+        (("br*",), ""),
+    ],
+)
+def test_no_bridge_but_an_uplink_is_open_to_wires(uplinks: tuple[str, ...], but: str) -> None:
+    lines = [line.strip() for line in rules.table(NAMES, {}, uplinks).splitlines()]
+    assert f'{but}meta oifkind "bridge" ct state new drop' in lines
 
 
 def test_docker_lets_only_what_is_marked_pass() -> None:
@@ -103,7 +118,7 @@ def test_a_device_is_up_once_it_makes_no_addresses_of_its_own() -> None:
         (_words(wiring.in_container(wire)), wiring.INSIDE),
     ):
         first = words.index(f"link set {device} addrgenmode none")
-        assert words[first + 1] == f"link set {device} up"
+        assert words[first + 1] in (f"link set {device} up", f"link set {device} arp off up")
 
 
 def test_a_change_that_the_kernel_refuses_is_named() -> None:
@@ -187,7 +202,7 @@ class QuietNamespace(Namespace):
         """Take them as made."""
 
     def read(self, path: str) -> str:
-        return ""
+        return "1\n" if path.endswith(("/ip_forward", "/forwarding")) else ""
 
 
 class ToldNamespace(QuietNamespace):
@@ -211,7 +226,7 @@ class ToldNamespace(QuietNamespace):
         self.started.append(ONE_SIDE)
 
     def read(self, path: str) -> str:
-        return self.files.get(path.rpartition("/")[2], "")
+        return self.files.get(path.rpartition("/")[2]) or super().read(path)
 
 
 _ROUTES = """\
@@ -244,6 +259,178 @@ def test_routes_are_those_that_the_kernel_lists() -> None:
     ]
     of_wires = [route.device for route in namespace.routes(devices=rules.WIRES)]
     assert of_wires == ["fl-w0", "fl-w1"]
+
+
+_ROUTES6 = """\
+20010db8000000000000000000000000 40 {0} 00 {0} 00000100 00000001 00000000 00000001     eth2
+{0} 00 {0} 00 fe800000000000000000000000000001 00000400 00000001 00000000 00000003     br0
+{0} 00 {0} 00 {0} ffffffff 00000001 00000000 00200200       lo
+""".format("0" * 32)
+
+
+def test_the_uplinks_are_the_devices_with_a_default_route() -> None:
+    both = ToldNamespace(route=_ROUTES, ipv6_route=_ROUTES6)
+    assert both.uplinks() == {"eth0", "br0"}
+    assert ToldNamespace(route=_ROUTES).uplinks() == {"eth0"}
+    assert ToldNamespace().uplinks() == frozenset()
+
+
+class FlushedNamespace(QuietNamespace):
+    """Has no table, as after `nft flush ruleset`, until the whole of it is written. `given` are the
+    texts for nft."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_table = False
+        self.given: list[str] = []
+
+    def run(self, *argv: str, given: str = "") -> str:
+        if argv[0] != "nft":
+            return super().run(*argv, given=given)
+        if given:
+            self.given.append(given)
+            self.has_table |= given.startswith("table ")
+        if not self.has_table:
+            raise WireError("nft: No such file or directory")
+        return "jump from_wire"
+
+
+class MovingNamespace(FlushedNamespace):
+    """Has its default route over `uplink`, if there is one, with this MTU, and keeps the requests
+    for wires."""
+
+    uplink, mtu = "eth0", 1500
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.settings: dict[str, str] = {}
+
+    @contextmanager
+    def entered(self, pid: int) -> Iterator[tuple[Namespace, int]]:
+        yield self, 0
+
+    def change(self, requests: Iterable[Request]) -> None:
+        self.asked += [one.words for one in requests]
+
+    def run(self, *argv: str, given: str = "") -> str:
+        if argv[:3] == ("ip", "-j", "link"):
+            return f'[{{"ifname": "{self.uplink}", "mtu": {self.mtu}}}]'
+        return super().run(*argv, given=given)
+
+    def read(self, path: str) -> str:
+        if path == ROUTES:
+            return _ROUTES.replace("eth0", self.uplink) if self.uplink else ""
+        return self.settings.get(path) or super().read(path)
+
+    def write(self, path: str, value: str) -> None:
+        self.settings[path] = value
+
+
+def _opened(namespace: Namespace) -> Wires:
+    wires = Wires("install-1", namespace)
+    wires.open((), IPv4Network("10.80.0.0/24"))
+    return wires
+
+
+def test_the_table_follows_the_nodes_way_out() -> None:
+    namespace = MovingNamespace()
+    wires = _opened(namespace)
+    assert namespace.given == [rules.table(NAMES, {}, ("eth0",))]
+    for uplink, written in (
+        ("eth0", []),
+        ("", []),
+        ("br0", [rules.table(NAMES, {}, ("br0",))]),
+        ("br0", []),
+    ):
+        namespace.uplink = uplink
+        namespace.given.clear()
+        wires.repair()
+        assert namespace.given == written
+
+
+def test_a_table_that_could_not_follow_is_written_at_the_next_look() -> None:
+    namespace = MovingNamespace()
+    wires = _opened(namespace)
+    namespace.uplink, namespace.has_table = "br0", False
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(namespace, "run", _refused)
+        with pytest.raises(WireError):
+            wires.repair()
+    namespace.has_table = True
+    namespace.given.clear()
+    wires.repair()
+    assert namespace.given == [rules.table(NAMES, {}, ("br0",))]
+
+
+def _refused(*argv: str, given: str = "") -> str:
+    if argv[0] == "nft":
+        raise WireError("nft: refused")
+    return '[{"ifname": "br0", "mtu": 1500}]'
+
+
+def test_a_new_wire_has_the_size_of_the_nodes_way_out_by_then() -> None:
+    namespace = MovingNamespace()
+    wires = _opened(namespace)
+    namespace.uplink, namespace.mtu = "tun0", 1200
+    wires.repair()
+    wires.attach(ATTACHED, 1, lambda: True)
+    assert wires._mtu == 1200
+
+
+def test_a_wire_too_small_for_ipv6_needs_none_of_its_settings() -> None:
+    namespace = MovingNamespace()
+    namespace.mtu = 1279
+    wires = _opened(namespace)
+    wires.attach(ATTACHED, 1, lambda: True)
+    assert not any("ipv6" in path for path in namespace.settings)
+    assert not any("::" in words for words in namespace.asked)
+
+
+def test_a_request_that_a_kernel_without_ipv6_refuses_is_needless() -> None:
+    def refused(asked: object, kind: int, flags: int, body: bytes) -> bytes:
+        number = errno.EAFNOSUPPORT if b"none" in body else 0
+        return struct.pack("=IHHIIi", 20, 2, 0, 0, 0, -number)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(netlink, "_answer", refused)
+        netlink.change([rtnetlink.generate_no_addresses("none")])
+        with pytest.raises(OSError, match="link set none up"):
+            netlink.change([rtnetlink.set_up("none")])
+
+
+_OWN = f"/proc/sys/net/ipv4/conf/{NAMES.wire('t1')}/forwarding"
+_ALL = "/proc/sys/net/ipv4/ip_forward"
+
+
+def test_a_wire_forwards_also_where_new_devices_do_not() -> None:
+    namespace = MovingNamespace()
+    wires = _opened(namespace)
+    namespace.settings[_OWN] = "0\n"
+    wires.attach(ATTACHED, 1, lambda: True)
+    assert namespace.settings[_OWN] == "1"
+
+
+def test_no_container_starts_on_a_node_that_forwards_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    namespace = MovingNamespace()
+    wires = _opened(namespace)
+    namespace.settings |= {_OWN: "0\n", _ALL: "0\n"}
+    with pytest.raises(WireError, match="does not forward IPv4"):
+        wires.attach(ATTACHED, 1, lambda: True)
+    for _ in range(2):
+        wires.repair()
+    assert (
+        caplog.messages.count(
+            "jobs reach nobody: the node does not forward IPv4 (sysctl net.ipv4.ip_forward=1)"
+        )
+        == 1
+    )
+    namespace.settings[_ALL] = "1\n"
+    wires.repair()
+    namespace.settings[_OWN] = "1\n"
+    wires.attach(ATTACHED, 1, lambda: True)
 
 
 def test_a_wire_that_went_with_its_container_is_forgotten_by_one_program() -> None:
@@ -284,26 +471,6 @@ def test_the_rules_of_an_expected_wire_are_written_once_and_removed_without_a_wi
     assert namespace.started == [("nft", "-f", "-")] * 2
     assert wires.detach("t1") is None
     assert namespace.started == [("nft", "-f", "-")] * 2
-
-
-class FlushedNamespace(QuietNamespace):
-    """Has no table, as after `nft flush ruleset`, until the whole of it is written. `given` are the
-    texts for nft."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.has_table = False
-        self.given: list[str] = []
-
-    def run(self, *argv: str, given: str = "") -> str:
-        if argv[0] != "nft":
-            return super().run(*argv, given=given)
-        if given:
-            self.given.append(given)
-            self.has_table |= given.startswith("table ")
-        if not self.has_table:
-            raise WireError("nft: No such file or directory")
-        return "jump from_wire"
 
 
 def test_a_table_that_somebody_flushed_is_written_again_before_a_wires_rules() -> None:
@@ -477,6 +644,23 @@ async def test_the_kernel_tells_whose_a_process_is_and_else_the_engine(
     assert engine.asked == asked
 
 
+class RunsOn(Inspected):
+    """Says of a container of ours that it runs, with a first process that has ended meanwhile."""
+
+    def inspect_container(self, container_id: str) -> dict[str, Any]:
+        labels = {"fairlead.task": "t1", "fairlead.run": "r", wired.WIRE: "10.80.0.2"}
+        # No process has this number: kernel.pid_max is at most 2^22 (proc(5)).
+        state = {"Running": True, "Pid": (1 << 22) + 1}
+        return {"Id": container_id, "State": state, "Config": {"Labels": labels}}
+
+
+async def test_a_container_that_ended_before_the_engine_knows_it_is_no_fault_of_the_node() -> None:
+    networks = wired.WiredNetworks(_at_once, "install-1", Path)
+    networks._wires = Wires("install-1", ToldNamespace(dev=""))
+    networks._api = RunsOn()
+    assert await networks.started("c1") is False
+
+
 async def _at_once(act: Callable[[], Any]) -> Any:
     return act()
 
@@ -528,16 +712,48 @@ def test_a_container_gets_the_servers_that_it_can_reach(
 ) -> None:
     file = tmp_path / "resolv.conf"
     file.write_text(text)
-    assert wired.resolvers((file,))[0] == servers
+    assert wired.resolvers((file,)).servers == servers
 
 
 def test_behind_a_resolver_on_the_loopback_are_others(tmp_path: Path) -> None:
     stub, real = tmp_path / "stub", tmp_path / "real"
-    stub.write_text("nameserver 127.0.0.53\n")
+    stub.write_text("nameserver 127.0.0.53\noptions edns0 trust-ad\n")
     real.write_text("search lab.example\nnameserver 10.0.0.53\n")
     found = wired.resolvers((tmp_path / "missing", stub, real))
-    assert found == (("10.0.0.53",), ("lab.example",))
-    assert wired.resolv_conf(*found) == "search lab.example\nnameserver 10.0.0.53\n"
+    assert wired.resolv_conf(found) == "search lab.example\nnameserver 10.0.0.53\n"
+
+
+def test_a_container_resolves_names_as_its_node_does(tmp_path: Path) -> None:
+    file = tmp_path / "resolv.conf"
+    file.write_text(
+        "options ndots:2\ndomain old.example\nsearch a.example b.example\nnameserver 10.0.0.53\n"
+        "nameserver 10.0.0.54\noptions timeout:1 rotate\n"
+    )
+    assert wired.resolv_conf(wired.resolvers((file,))) == (
+        "search a.example b.example\noptions ndots:2 timeout:1 rotate\nnameserver 10.0.0.53\n"
+        "nameserver 10.0.0.54\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "servers"),
+    [
+        (wired.Resolvers(("10.0.0.54",)), "nameserver 10.0.0.54\n"),
+        (wired.Resolvers(), "nameserver 10.0.0.53\n"),
+    ],
+    ids=["others", "none for a moment"],
+)
+def test_a_container_asks_the_servers_that_its_node_has_by_then(
+    tmp_path: Path, now: wired.Resolvers, servers: str
+) -> None:
+    found = [now, wired.Resolvers(("10.0.0.53",))]
+    networks = wired.WiredNetworks(
+        _never_called, "install-1", lambda task_id: tmp_path, read_resolvers=lambda: found.pop()
+    )
+    for expected in ("nameserver 10.0.0.53\n", servers):
+        asked: dict[str, Any] = {"host_config": {}, "labels": {}}
+        networks.join(asked, msgspec.structs.replace(SPEC, address="10.80.0.2"))
+        assert (tmp_path / "resolv.conf").read_text() == expected
 
 
 def test_a_container_finds_itself_by_its_name() -> None:
