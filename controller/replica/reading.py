@@ -45,6 +45,11 @@ class Following(Generic[C]):
     def is_loaded(self) -> bool:
         return self._copy is not None
 
+    @property
+    def present(self) -> C | None:
+        """The copy as it was read last, at most KEEP_SECONDS ago; None: there is none."""
+        return self._copy
+
     async def now(self) -> C:
         """Return the copy, with all that was committed before this call. Raises StoreError."""
         if self._next is None:

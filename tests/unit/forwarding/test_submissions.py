@@ -1,0 +1,179 @@
+"""Submissions through a follower: given to the leader with others, and answered as by it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from controller.forwarding.follower_links import SUBMISSIONS_PATH
+from fairlead.configuration.runs.plan import Defaults
+from fairlead.model.needs import Resources
+from tests.support.waiting import eventually
+from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN
+from tests.unit.forwarding.submitting import TASK, Bed, both, on_the_way, waiting_at
+
+
+async def test_a_submission_is_given_to_the_leader_and_answered_as_by_it(submitted: Bed) -> None:
+    leader = await submitted.leader()
+    follower = await submitted.follower(leader)
+    status, run, headers = await follower.submit(name="one", client_key="a")
+    there = await leader.submit(name="two", client_key="b")
+    assert (status, headers) == (there[0], there[2]) == (201, headers)
+    assert run.keys() == there[1].keys()
+    assert (run["name"], run["user"], run["configuration"]) == ("one", "ada", TASK)
+    assert (len(leader.messages), leader.passed_on.total()) == (1, 0)
+
+
+async def test_those_that_come_while_one_is_on_its_way_go_together(submitted: Bed) -> None:
+    leader, follower = await both(submitted)
+    first = await on_the_way(leader, follower, name="first", client_key="first")
+    others = [
+        asyncio.create_task(follower.submit(name=f"run-{number}", client_key=f"key-{number}"))
+        for number in range(5)
+    ]
+    await eventually(lambda: waiting_at(follower) == 5)
+    leader.goes_on.set()
+    assert (await first)[1]["name"] == "first"
+    answers = [await one for one in others]
+    assert [(one[0], one[1]["name"]) for one in answers] == [
+        (201, f"run-{number}") for number in range(5)
+    ]
+    assert [len(one.asked) for one in leader.messages] == [1, 5]
+    assert [len(one.plans) for one in leader.messages] == [1, 1]
+
+
+async def test_thirty_users_at_once_get_their_own_answers_though_some_are_refused(
+    submitted: Bed,
+) -> None:
+    leader, follower = await both(submitted)
+    tokens = []
+    for number in range(30):
+        made = await leader.post("/v1/users", {"name": f"user-{number}"}, ADMIN_TOKEN)
+        tokens.append(made[1]["token"]["token"])
+    assert (await leader.submit(name="taken"))[0] == 201
+    first = await on_the_way(leader, follower)
+
+    def named(number: int) -> str:
+        return "taken" if number == 7 else f"of-{number}"
+
+    asked = [
+        asyncio.create_task(
+            follower.post("/v1/runs", {"configuration": TASK, "name": named(number)}, token)
+        )
+        for number, token in enumerate(tokens)
+    ]
+    await eventually(lambda: waiting_at(follower) == 30)
+    leader.goes_on.set()
+    await first
+    answers = [await one for one in asked]
+    assert [one[0] for one in answers] == [409 if n == 7 else 201 for n in range(30)]
+    assert answers[7][1]["error"]["code"] == "name_taken"
+    owners = [one[1]["user"] for one in answers if one[0] == 201]
+    assert owners == [f"user-{number}" for number in range(30) if number != 7]
+    assert [len(one.asked) for one in leader.messages] == [1, 30]
+
+
+async def test_a_token_that_is_revoked_between_follower_and_leader_opens_nothing(
+    submitted: Bed,
+) -> None:
+    leader, follower = await both(submitted)
+    sending = await on_the_way(leader, follower, name="late")
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {USER_TOKEN}"}) as session:
+        async with session.get(leader.url + "/v1/tokens") as listed:
+            (token,) = (await listed.json())["tokens"]
+        async with session.delete(f"{leader.url}/v1/tokens/{token['id']}") as removed:
+            assert removed.status == 200
+    leader.goes_on.set()
+    refused = await sending
+    assert refused == await leader.submit(name="late")
+    assert refused[0] == 401
+
+
+async def test_a_new_token_and_one_that_was_revoked_count_at_once(submitted: Bed) -> None:
+    leader, follower = await both(submitted)
+    made = await leader.post("/v1/users", {"name": "eve"}, ADMIN_TOKEN)
+    body = {"configuration": TASK}
+    status, run, _ = await follower.post("/v1/runs", body, made[1]["token"]["token"])
+    assert (status, run["user"]) == (201, "eve")
+    assert len(leader.messages) == 1
+
+
+REFUSED: list[tuple[str, object]] = [
+    ("/v1/runs", b"{"),
+    ("/v1/runs", b"\xff"),
+    ("/v1/runs", {}),
+    ("/v1/runs", {"configuration": TASK, "colour": "red"}),
+    ("/v1/runs", {"configuration": TASK, "if_exists": "perhaps"}),
+    ("/v1/runs", {"configuration": TASK, "client_key": ""}),
+    ("/v1/runs", {"configuration": {**TASK, "type": "none"}}),
+    ("/v1/runs", {"configuration": {**TASK, "resources": {"cpu": "many"}}, "client_key": "new"}),
+    ("/v1/runs", {"configuration": TASK, "ssh_keys": ["none"]}),
+    ("/v1/runs", {"configuration": {**TASK, "band": "production"}}),
+    ("/v1/runs", {"configuration": {**TASK, "start_before": "2020-01-01T00:00:00Z"}}),
+    ("/v1/runs", {"configuration": {**TASK, "env": {"A": "${{ secrets.none }}"}}}),
+    ("/v1/runs:yaml", {"source": "type: [task"}),
+    ("/v1/runs:yaml", {"source": "type: task\nfiles: [a.py]\n"}),
+    ("/v1/runs:yaml", {"source": "type: none"}),
+    ("/v1/runs:batch", {"runs": []}),
+    ("/v1/runs:batch", {"runs": [{"configuration": TASK, "colour": "red"}]}),
+]
+
+
+@pytest.mark.parametrize("token", [USER_TOKEN, "unknown", None])
+async def test_what_can_be_refused_at_the_follower_has_the_leaders_words(
+    submitted: Bed, token: str | None
+) -> None:
+    leader, follower = await both(submitted)
+    for path, body in REFUSED:
+        refused = await follower.post(path, body, token)
+        assert refused == await leader.post(path, body, token), (path, body)
+        assert 400 <= refused[0] < 500
+    assert (leader.messages, leader.passed_on.total()) == ([], 0)
+
+
+FILES = [{"local_path": "a", "path": "/a", "uploaded": ["0" * 64, "/"]}]
+PASSED_ON: list[tuple[str, object, dict[str, str]]] = [
+    ("/v1/runs?colour=red", {"configuration": TASK}, {}),
+    ("/v1/runs", {"configuration": TASK}, {"Content-Encoding": "gzip"}),
+    ("/v1/runs", {"configuration": TASK}, {"Origin": "https://page.example"}),
+    ("/v1/runs", {"configuration": {**TASK, "env": {"A": "a" * 70_000}}}, {}),
+    ("/v1/runs", {"configuration": TASK, "name": "replaced", "if_exists": "replace"}, {}),
+    ("/v1/runs", {"configuration": {**TASK, "outputs_from": ["none"]}}, {}),
+    ("/v1/runs", {"configuration": {**TASK, "type": "service", "port": 8000}}, {}),
+    ("/v1/runs", {"configuration": {**TASK, "files": FILES}}, {}),
+    ("/v1/runs/together", {"runs": [{"configuration": TASK}]}, {}),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "headers"), PASSED_ON)
+async def test_what_is_odd_or_may_take_long_is_passed_on_as_it_came(
+    submitted: Bed, path: str, body: object, headers: dict[str, str]
+) -> None:
+    leader, follower = await both(submitted)
+    there = await leader.post(path, body, **headers)
+    here = await follower.post(path, body, **headers)
+    assert here[::2] == there[::2]
+    assert (leader.messages, leader.passed_on.total()) == ([], 1)
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+async def test_a_leader_that_reads_otherwise_gets_each_one_as_it_came(
+    submitted: Bed, *, is_older: bool
+) -> None:
+    if is_older:
+        leader = await submitted.leader(knows_messages=False)
+    else:
+        leader = await submitted.leader(defaults=Defaults(resources=Resources(cpu=3.0)))
+    follower = await submitted.follower(leader)
+    assert (await follower.submit(name="one"))[0] == 201
+    assert leader.passed_on == {"/v1/runs": 1, SUBMISSIONS_PATH: 0}
+    assert (await follower.submit(name="two"))[0] == 201
+    assert (await follower.post("/v1/runs", {}))[0] == 400
+    assert leader.passed_on == {"/v1/runs": 3, SUBMISSIONS_PATH: 0}
+    # The next one may read as this one does.
+    second = await submitted.leader("two")
+    await follower.lead_to(second)
+    assert (await follower.submit(name="three"))[0] == 201
+    assert len(second.messages) == 1
