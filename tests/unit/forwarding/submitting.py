@@ -60,7 +60,12 @@ class AServer:
         self.url = url
 
     async def post(
-        self, path: str, body: object, token: str | None = USER_TOKEN, **headers: str
+        self,
+        path: str,
+        body: object,
+        token: str | None = USER_TOKEN,
+        method: str = "POST",
+        **headers: str,
     ) -> Answer:
         """Return the status, the document and the headers of the answer."""
         if token is not None:
@@ -68,10 +73,13 @@ class AServer:
         given: Any = {"data": body} if isinstance(body, bytes) else {"json": body}
         async with (
             aiohttp.ClientSession() as session,
-            session.post(self.url + path, headers=headers, **given) as answer,
+            session.request(method, self.url + path, headers=headers, **given) as answer,
         ):
             told = {name: value for name, value in answer.headers.items() if name not in _VARY}
             return answer.status, await answer.json(), told
+
+    async def put(self, path: str, body: object) -> Answer:
+        return await self.post(path, body, method="PUT")
 
     async def submit(self, **body: object) -> Answer:
         return await self.post("/v1/runs", {"configuration": TASK, **body})

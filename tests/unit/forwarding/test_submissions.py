@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+from typing import Any
 
 import aiohttp
 import pytest
@@ -177,3 +180,98 @@ async def test_a_leader_that_reads_otherwise_gets_each_one_as_it_came(
     await follower.lead_to(second)
     assert (await follower.submit(name="three"))[0] == 201
     assert len(second.messages) == 1
+
+
+KINDS: list[dict[str, Any]] = [
+    {"configuration": {**TASK, "sweep": {"matrix": {"x": [1, 2, 3]}}}},
+    {"configuration": {"type": "dev-environment", "image": "busybox", "ide": "vscode"}},
+    {"configuration": {**TASK, "after": ["before"]}},
+    {"configuration": {**TASK, "after": ["none"]}},
+    {"configuration": {**TASK, "nodes": 2, "gang": True}},
+    {"configuration": {**TASK, "schedule": "0 3 * * *"}},
+    {"configuration": {**TASK, "env": {"A": "${{ secrets.there }}", "B": "ä\u2028"}}},
+    {"configuration": TASK, "parent": "before"},
+    {"configuration": TASK, "parent": "none"},
+    {"configuration": TASK, "starts_again": True},
+    {"configuration": TASK, "name": "Not A Name"},
+    {"configuration": TASK, "name": ""},
+    {"configuration": TASK, "name": "before"},
+    {"configuration": {**TASK, "name": "before"}, "if_exists": "keep"},
+    {"configuration": {**TASK, "fleets": ["none"]}},
+    {"configuration": {**TASK, "priority": 10**30}},
+]
+
+
+@pytest.mark.parametrize("body", KINDS)
+@pytest.mark.parametrize("is_keyed", [True, False])
+async def test_each_kind_of_run_is_the_same_as_at_the_leader(
+    submitted: Bed, body: dict[str, Any], *, is_keyed: bool
+) -> None:
+    leader, follower = await both(submitted)
+    assert (await leader.submit(name="before"))[0] == 201
+    secret = {"value": "12345678"}
+    assert (await leader.put("/v1/secrets/there", secret))[0] == 200
+    answers = []
+    for at, key in ((follower, "a"), (leader, "b")):
+        given = {**body, "client_key": key} if is_keyed else body
+        answers.append(await at.post("/v1/runs", given))
+        if not answers[-1][1].get("error") and answers[-1][1]["name"] != "before":
+            # The other one may want its name.
+            await leader.post(f"/v1/runs/{answers[-1][1]['id']}/stop", {})
+    here, there = answers
+    assert (here[0], plain(here[1]), here[2]) == (there[0], plain(there[1]), there[2])
+    assert leader.passed_on.total() == 0
+
+
+def plain(shown: dict[str, Any]) -> str:
+    """Return a document without what differs between two runs."""
+    name = shown.get("name", "")
+    text = json.dumps({**shown, "name": ""})
+    text = re.sub(r"\b[0-9a-f]{16}\b", "ID", text.replace(f'"{name}"', '""'))
+    return re.sub(r"\d{4}-\d\d-\d\dT[0-9:.]+Z", "TIME", text)
+
+
+async def test_the_text_of_a_file_is_read_at_the_follower(submitted: Bed) -> None:
+    leader, follower = await both(submitted)
+    source = "type: task\nname: from-text\nimage: busybox\ncommands: ['true']\n"
+    status, run, _ = await follower.post("/v1/runs:yaml", {"source": source, "client_key": "a"})
+    assert (status, run["name"], run["configuration"]["image"]) == (201, "from-text", "busybox")
+    again = await leader.post("/v1/runs:yaml", {"source": source, "client_key": "a"})
+    assert again[:2] == (201, run)
+    assert (len(leader.messages), leader.passed_on.total()) == (1, 0)
+
+
+async def test_several_runs_of_one_request_have_an_answer_each(submitted: Bed) -> None:
+    leader, follower = await both(submitted)
+    assert (await leader.submit(name="taken"))[0] == 201
+    runs = [
+        {"configuration": TASK, "name": "one", "client_key": "one"},
+        {"configuration": {**TASK, "image": "debian"}, "name": "taken"},
+        {"configuration": TASK, "name": "two"},
+    ]
+    first = await on_the_way(leader, follower, name="first")
+    several = asyncio.create_task(follower.post("/v1/runs:batch", {"runs": runs}))
+    other = asyncio.create_task(follower.submit(name="other"))
+    await eventually(lambda: waiting_at(follower) == 2)
+    leader.goes_on.set()
+    await first
+    status, found, headers = await several
+    assert [one["status"] for one in found["results"]] == [201, 409, 201]
+    assert (await other)[0] == 201
+    message = leader.messages[-1]
+    assert ([len(one.submissions) for one in message.asked], len(message.plans)) == ([3, 1], 2)
+    there = await leader.post("/v1/runs:batch", {"runs": runs})
+    assert (status, headers) == (there[0], there[2])
+    assert there[1]["results"][:2] == found["results"][:2]
+
+
+async def test_a_request_with_one_name_or_key_twice_is_judged_by_the_leader_alone(
+    submitted: Bed,
+) -> None:
+    leader, follower = await both(submitted)
+    for twice in ({"name": "one"}, {"client_key": "a"}):
+        runs = [{"configuration": TASK, **twice} for _ in range(2)]
+        _, found, _ = await follower.post("/v1/runs:batch", {"runs": runs})
+        statuses = [one["status"] for one in found["results"]]
+        assert statuses == ([201, 409] if "name" in twice else [201, 201])
+    assert leader.passed_on == {"/v1/runs:batch": 2, SUBMISSIONS_PATH: 0}
