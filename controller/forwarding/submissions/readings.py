@@ -26,7 +26,7 @@ from controller.api.runs.runs import (
 )
 from controller.forwarding.submissions.messages import Given, Reading
 from controller.replica.alone import NeedsLeader
-from controller.replica.copy import Copy
+from controller.replica.copy import Copy, Submitters
 from controller.service.runs.submission_stages import (
     KnownPlans,
     Submission,
@@ -34,6 +34,7 @@ from controller.service.runs.submission_stages import (
     plan_of,
     waits_for_more,
 )
+from controller.service.runs.submissions import require_allowed, require_time
 from controller.store.accounts import StoredToken
 from controller.store.errors import StoreError
 from controller.store.reading import StoreReader
@@ -46,12 +47,12 @@ MAX_PLAN_BYTES = 256 << 10
 ONE, YAML, SEVERAL = "/v1/runs", "/v1/runs:yaml", "/v1/runs:batch"
 
 
-class Present(Protocol):
+class Copies(Protocol):
     """The copy of the leader's state."""
 
     @property
-    def present(self) -> Copy | None:
-        """Return the copy as it was last confirmed; None: none has been read yet."""
+    def submitters(self) -> Submitters | None:
+        """Those that were read last; None: none have been yet."""
 
     async def now(self) -> Copy:
         """Return it with all that was committed before this call. Raises StoreError."""
@@ -83,7 +84,7 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
 class Readings:
     """`store`: tells which client keys made runs before."""
 
-    def __init__(self, copies: Present, store: StoreReader, reading: Reading) -> None:
+    def __init__(self, copies: Copies, store: StoreReader, reading: Reading) -> None:
         self.reading = reading
         self._copies = copies
         self._store = store
@@ -94,7 +95,7 @@ class Readings:
         """Return what the request asks for. Raises what the leader would answer (ServiceError,
         ConfigurationError); NeedsLeader, StoreError: it is the leader's to read."""
         given = token_of(request)
-        token = await self._confirmed(lambda copy: copy.service.accounts.gate.token_of(given))
+        token = await self._confirmed(lambda found: found.gate.token_of(given))
         submissions = await self._submissions(request.path, data)
         planned = [await self._plan(one, token) for one in submissions]
         numbers: dict[bytes, int] = {}
@@ -152,16 +153,16 @@ class Readings:
             if await moment.has_submission(user, client_key):
                 raise NeedsLeader
 
-    async def _confirmed(self, check: Callable[[Copy], T]) -> T:
+    async def _confirmed(self, check: Callable[[Submitters], T]) -> T:
         """Return what the check returns, or raises, of which the database knows nothing newer.
         Raises StoreError, NeedsLeader."""
-        copy = self._copies.present
-        if copy is None:
+        known = self._copies.submitters
+        if known is None:
             raise NeedsLeader
         try:
-            return check(copy)
+            return check(known)
         except ServiceError:
-            return check(await self._copies.now())
+            return check((await self._copies.now()).submitters)
 
 
 def _planned(submission: Submission, defaults: Defaults) -> PlannedHere:
@@ -169,10 +170,10 @@ def _planned(submission: Submission, defaults: Defaults) -> PlannedHere:
     return PlannedHere(plan, msgspec.msgpack.encode(plan))
 
 
-def _require_now(copy: Copy, plan: Plan, user: str) -> None:
+def _require_now(known: Submitters, plan: Plan, user: str) -> None:
     """Raises ServiceError, NeedsLeader."""
-    service = copy.service
-    found = service.accounts.gate.users.get(user)
+    found = known.gate.users.get(user)
     if found is None:
         raise NeedsLeader
-    service.runs.submissions.require_now(plan, found)
+    require_time(plan, known.clock.now())
+    require_allowed(plan, found, known.secrets)

@@ -355,8 +355,8 @@ class SubmissionService:
         can serve it).
         """
         plan = self._plans.of(submission)
-        self._require_time(plan)
-        self._require_allowed(plan, user)
+        require_time(plan, self._clock.now())
+        require_allowed(plan, user, self._secrets)
         name = self._names.chosen(wanted_name(submission, plan))
         plan = self._gateways.chosen(plan, self._names.live_run_of(user, name))
         order = Order(
@@ -397,7 +397,7 @@ class SubmissionService:
 
     async def _ready(self, submission: Submission, plan: Plan, user: User) -> Submitted | Ready:
         """Check everything before anything changes, but for the end of a run to be replaced."""
-        self._require_time(plan)
+        require_time(plan, self._clock.now())
         plan = self._allowed(plan, user)
         parent = await self._parent(submission.parent, user)
         name = self._names.chosen(wanted_name(submission, plan))
@@ -436,30 +436,9 @@ class SubmissionService:
             state = self._new(name, order)
         return Ready(order=order, state=state)
 
-    def require_now(self, plan: Plan, user: User) -> None:
-        """Raise Invalid for a run that could not start in time, Unprocessable for what this user
-        may not have."""
-        self._require_time(plan)
-        self._require_allowed(plan, user)
-
-    def _require_time(self, plan: Plan) -> None:
-        """Raise Invalid for a run that could not start in time (docs/rules.md 4.18)."""
-        latest = plan.policy.start_before
-        if latest is not None and latest.at is not None and latest.at <= self._clock.now():
-            raise Invalid(
-                f"{latest.written} has passed: give a later time, or a duration from the "
-                f"submission such as 4h",
-                field="start_before",
-            )
-
-    def _require_allowed(self, plan: Plan, user: User) -> None:
-        """Raise Unprocessable for what this user may not have, here and in a preview alike."""
-        require_band(user, plan.policy.band)
-        self._secrets.require(plan.specs, user)
-
     def _allowed(self, plan: Plan, user: User, present: Run | None = None) -> Plan:
         """Return the plan with its gateway, if this user may have it."""
-        self._require_allowed(plan, user)
+        require_allowed(plan, user, self._secrets)
         return self._gateways.chosen(plan, present)
 
     async def _make_all(self, ready: Sequence[Ready]) -> dict[str, Submitted | Exception]:
@@ -582,6 +561,23 @@ class SubmissionService:
         if live is None or live.service is None or run.service is None:
             return None
         return why_not_in_place(live, run.type, run.policy, run.service)
+
+
+def require_time(plan: Plan, now: float) -> None:
+    """Raise Invalid for a run that could not start in time (docs/rules.md 4.18)."""
+    latest = plan.policy.start_before
+    if latest is not None and latest.at is not None and latest.at <= now:
+        raise Invalid(
+            f"{latest.written} has passed: give a later time, or a duration from the "
+            f"submission such as 4h",
+            field="start_before",
+        )
+
+
+def require_allowed(plan: Plan, user: User, secrets: SecretService) -> None:
+    """Raise Unprocessable for what this user may not have, in a preview, too."""
+    require_band(user, plan.policy.band)
+    secrets.require(plan.specs, user)
 
 
 def why_not_in_place(

@@ -263,11 +263,18 @@ async def test_without_the_database_what_is_right_is_given_and_what_is_refused_p
     assert leader.passed_on.total() == 1
 
 
+async def test_a_copy_that_is_read_again_holds_up_nobody(submitted: Bed) -> None:
+    leader, follower = await both(submitted)
+    follower.following._copy = None
+    assert (await follower.submit(name="one"))[0] == 201
+    assert (len(leader.messages), leader.passed_on.total()) == (1, 0)
+
+
 async def test_without_a_copy_and_as_the_leader_itself_it_passes_each_one_on(
     submitted: Bed,
 ) -> None:
     leader, follower = await both(submitted)
-    follower.following._copy = None
+    follower.following._submitters = None
     assert (await follower.submit(name="one"))[0] == 201
     follower.follower.forwarder.is_leading = True
     assert (await follower.submit(name="two"))[0] == 201
