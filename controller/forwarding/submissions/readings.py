@@ -97,7 +97,8 @@ class Readings:
         given = token_of(request)
         token = await self._confirmed(lambda found: found.gate.token_of(given))
         submissions = await self._submissions(request.path, data)
-        planned = [await self._plan(one, token) for one in submissions]
+        is_batch = request.path == SEVERAL
+        planned = [await self._plan(one, token, is_alone=not is_batch) for one in submissions]
         numbers: dict[bytes, int] = {}
         asked = tuple(
             Given(
@@ -113,7 +114,7 @@ class Readings:
             token=token.id,
             submissions=asked,
             plans=tuple(numbers),
-            is_batch=request.path == SEVERAL,
+            is_batch=is_batch,
         )
         if read.size > MAX_PLAN_BYTES:
             raise NeedsLeader
@@ -127,10 +128,15 @@ class Readings:
             return [await submission_of_yaml(decode_body(data, SubmitYamlBody), self._texts)]
         return [submission_of(one) for one in decode_body(data, SubmitManyBody).runs]
 
-    async def _plan(self, submission: Submission, token: StoredToken) -> PlannedHere:
+    async def _plan(
+        self, submission: Submission, token: StoredToken, *, is_alone: bool
+    ) -> PlannedHere:
+        """`is_alone`: whether a refusal is the answer to the whole request."""
         try:
             found = self._plans.of(submission)
         except (ServiceError, ConfigurationError):
+            if not is_alone:
+                raise NeedsLeader from None
             if submission.client_key is not None:
                 await self._require_new(token.user, submission.client_key)
             raise
@@ -140,7 +146,7 @@ class Readings:
         if waits_for_more(submission, found.plan):
             raise NeedsLeader
         # The first request with a key may be on its way to a commit, and was judged then.
-        if submission.client_key is None:
+        if is_alone and submission.client_key is None:
             # What is not known here is for the leader to judge.
             with contextlib.suppress(NeedsLeader, StoreError):
                 await self._confirmed(partial(_require_now, plan=found.plan, user=token.user))

@@ -248,6 +248,7 @@ async def test_several_runs_of_one_request_have_an_answer_each(submitted: Bed) -
         {"configuration": TASK, "name": "one", "client_key": "one"},
         {"configuration": {**TASK, "image": "debian"}, "name": "taken"},
         {"configuration": TASK, "name": "two"},
+        {"configuration": {**TASK, "band": "production"}, "name": "three"},
     ]
     first = await on_the_way(leader, follower, name="first")
     several = asyncio.create_task(follower.post("/v1/runs:batch", {"runs": runs}))
@@ -256,13 +257,24 @@ async def test_several_runs_of_one_request_have_an_answer_each(submitted: Bed) -
     leader.goes_on.set()
     await first
     status, found, headers = await several
-    assert [one["status"] for one in found["results"]] == [201, 409, 201]
+    assert [one["status"] for one in found["results"]] == [201, 409, 201, 422]
     assert (await other)[0] == 201
     message = leader.messages[-1]
-    assert ([len(one.submissions) for one in message.asked], len(message.plans)) == ([3, 1], 2)
+    assert ([len(one.submissions) for one in message.asked], len(message.plans)) == ([4, 1], 3)
     there = await leader.post("/v1/runs:batch", {"runs": runs})
     assert (status, headers) == (there[0], there[2])
-    assert there[1]["results"][:2] == found["results"][:2]
+    # The one with a key is the same run again.
+    assert [there[1]["results"][n] for n in (0, 1, 3)] == [found["results"][n] for n in (0, 1, 3)]
+
+
+async def test_a_request_of_which_one_run_is_wrong_is_answered_by_the_leader_alone(
+    submitted: Bed,
+) -> None:
+    leader, follower = await both(submitted)
+    runs = [{"configuration": {**TASK, "colour": "red"}}, {"configuration": TASK, "name": "one"}]
+    _, found, _ = await follower.post("/v1/runs:batch", {"runs": runs})
+    assert [one["status"] for one in found["results"]] == [400, 201]
+    assert leader.passed_on == {"/v1/runs:batch": 1, SUBMISSIONS_PATH: 0}
 
 
 async def test_a_request_with_one_name_or_key_twice_is_judged_by_the_leader_alone(
