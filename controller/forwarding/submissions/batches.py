@@ -39,7 +39,9 @@ MAX_RUNS = 256
 MAX_BYTES = 1 << 20
 """Of one message."""
 MAX_ON_THE_WAY = 1
-"""Messages at once; those that come meanwhile are gathered."""
+"""Messages at once; those that come meanwhile are gathered. With two, a run costs the leader as
+much: 1.14, 0.80, 0.58 and 0.53 ms over 16 to 128 connections, instead of 1.22, 0.84, 0.60 and
+0.50."""
 SLOW_SECONDS = 0.1
 """One that takes longer keeps the next ones waiting no more."""
 _MARKS = {name.lower(): name for name in (NOT_DONE, HELD, PERHAPS_DONE)}
@@ -106,7 +108,7 @@ class Waiting:
 
 
 class Batches:
-    """`reading`: see `reading_of`."""
+    """`reading`: see `Reading.digest`."""
 
     def __init__(self, links: LeaderLinks, reading: Callable[[], Awaitable[str]]) -> None:
         self._links = links

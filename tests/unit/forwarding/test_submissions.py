@@ -103,6 +103,23 @@ async def test_a_new_token_and_one_that_was_revoked_count_at_once(submitted: Bed
     assert len(leader.messages) == 1
 
 
+async def test_a_token_that_has_expired_is_refused_at_the_follower(
+    submitted: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, follower = await both(submitted)
+    made = await leader.post("/v1/tokens", {"expires_in": 60.0})
+    body, token = {"configuration": TASK}, made[1]["token"]
+    assert (await follower.post("/v1/runs", body, token))[0] == 201
+    leader.messages.clear()
+    clock = submitted.controller.service.clock
+    late = clock.now() + 61.0
+    monkeypatch.setattr(type(clock), "now", lambda _: late)
+    refused = await follower.post("/v1/runs", body, token)
+    assert refused == await leader.post("/v1/runs", body, token)
+    assert refused[1]["error"]["code"] == "token_expired"
+    assert (leader.messages, leader.passed_on.total()) == ([], 0)
+
+
 REFUSED: list[tuple[str, object]] = [
     ("/v1/runs", b"{"),
     ("/v1/runs", b"\xff"),
