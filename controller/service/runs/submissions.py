@@ -234,10 +234,11 @@ class SubmissionService:
             key = one.submission.client_key
             if key is None:
                 continue
-            lock = self._lock(one.user, key)
-            if lock.locked():
+            # A lock is there while anybody has it or waits for it. To wait here with those of
+            # others could be a circle.
+            if (one.user.name, key) in self._submitting:
                 return False
-            await locks.enter_async_context(lock)
+            await locks.enter_async_context(self._lock(one.user, key))
         return True
 
     async def _outcomes(

@@ -47,6 +47,17 @@ async def test_a_key_at_two_followers_at_once_makes_one_run(submitted: Bed) -> N
     assert answers[0][0] == 201
 
 
+async def test_a_key_that_is_at_work_keeps_no_other_one_waiting(submitted: Bed) -> None:
+    leader, follower = await both(submitted)
+    service = submitted.controller.service
+    async with service.runs.submissions._lock(service.accounts.gate.users["ada"], "a"):
+        busy = asyncio.create_task(follower.submit(client_key="a"))
+        await eventually(lambda: leader.passed_on.total() == 1)
+        assert (await follower.submit(client_key="b"))[0] == 201
+        assert not busy.done()
+    assert (await busy)[0] == 201
+
+
 async def test_a_name_twice_in_one_message_is_judged_as_by_the_leader(submitted: Bed) -> None:
     leader, follower = await both(submitted)
     first = await on_the_way(leader, follower)
