@@ -28,7 +28,7 @@ from statistics import median
 
 import msgspec
 
-from bench import followed_controllers, history, leader_turns, report
+from bench import followed_controllers, followed_submissions, history, leader_turns, report
 from bench.runner_start import cpu_seconds
 from fairlead.errors import ApiError, ConnectionLost
 from fairlead.rest import ControllerClient
@@ -147,9 +147,17 @@ def main() -> None:
     given = _options().parse_args()
     machine = report.machine()
     with _three(given.apart) as (controllers, folder, postgres):
-        if not given.only_turns:
+        if given.submissions:
+            leader = controllers.leader()
+            followers = [one for one in controllers.all if one is not leader]
+            followed_submissions.tell(
+                leader, followers, controllers.token, given.submissions, given.connections
+            )
+        if not given.only_turns and not given.only_submissions:
             _shares(controllers, given.requests)
             _followed(controllers)
+        if given.only_submissions:
+            return
         if given.rounds:
             _turns(controllers, folder, given.rounds, postgres if given.apart else None)
         if given.only_turns or given.tries == 0:
@@ -179,6 +187,17 @@ def _options() -> argparse.ArgumentParser:
         help="slices of the leader's turns, without and with readers at followers each "
         "(default: %(default)s)",
     )
+    parser.add_argument(
+        "--submissions",
+        type=int,
+        default=3000,
+        metavar="N",
+        help="over kept connections, at the leader and at followers (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--connections", type=int, default=16, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument("--only-submissions", action="store_true", help="measure these alone")
     parser.add_argument("--only-turns", action="store_true", help="measure these turns alone")
     parser.add_argument(
         "--apart",

@@ -80,7 +80,7 @@ async def submit_all(
         reader, writer = await asyncio.open_connection("127.0.0.1", controller.port)
         for first in numbers:
             writer.write(_request(controller, first, batch))
-            async for piece in _answer(reader):
+            async for piece in answer_of(reader):
                 _require(piece, batch)
         writer.close()
 
@@ -98,7 +98,8 @@ def _request(controller: ControllerProcess, first: int, batch: int) -> bytes:
     ).encode() + body
 
 
-async def _answer(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+async def answer_of(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield the body of the answer that comes, if it is a good one."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(
         int(line.split(b":")[1])

@@ -123,6 +123,20 @@ class Vault:
         """Return this user's own secret; `user` None: the one that all users share."""
         return self._stored.get((user, name))
 
+    def meant(self, user: str | None, name: str) -> StoredSecret:
+        """Return the secret that `value` opens. Raises SecretMissing if there is none."""
+        secret = self.find(user, name) or self.find(None, name)
+        if secret is None and user is None:
+            raise SecretMissing(
+                f"there is no secret {name} of all users: store it with "
+                f"`fairlead secret set --shared {name}`"
+            )
+        if secret is None:
+            raise SecretMissing(
+                f"there is no secret {name} of {user}: store it with `fairlead secret set {name}`"
+            )
+        return secret
+
     def apply(self, changes: Changes) -> None:
         """Take over what was committed."""
         removed, users = set(changes.removed_secrets), set(changes.removed_users)
@@ -148,16 +162,7 @@ class Vault:
     def value(self, user: str | None, name: str) -> str:
         """Return what `${{ secrets.NAME }}` stands for in a run of this user: the user's own secret
         of that name, else the shared one. None: only the shared one. Raises SecretMissing."""
-        secret = self.find(user, name) or self.find(None, name)
-        if secret is None and user is None:
-            raise SecretMissing(
-                f"there is no secret {name} of all users: store it with "
-                f"`fairlead secret set --shared {name}`"
-            )
-        if secret is None:
-            raise SecretMissing(
-                f"there is no secret {name} of {user}: store it with `fairlead secret set {name}`"
-            )
+        secret = self.meant(user, name)
         data = self.keys.unseal(secret.sealed)
         content = None if data is None else decoder_of(_Content).decode(data)
         # A writer of the database alone could put another user's sealed value into this row.

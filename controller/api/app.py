@@ -263,14 +263,14 @@ def _only_while(lead: Lead) -> Middleware:
         except LeaseEnds:
             return not_known_to_be_done()
         except (LeaseLost, StoreUnavailable) as error:
-            if (answer := _unless_done(error, lead, stored)) is None or ANSWERING in request:
+            if (answer := unless_done(error, lead, stored)) is None or ANSWERING in request:
                 raise
             return answer
 
     return only_while_it_leads
 
 
-def _unless_done(error: StoreError, lead: Lead, stored: Commits) -> web.Response | None:
+def unless_done(error: StoreError, lead: Lead, stored: Commits) -> web.Response | None:
     """Return the answer to a change that this controller could not store, if another controller may
     lead; None: this one leads, and the error says what is wrong."""
     if isinstance(error, LeaseTaken | Stops) and not stored.has_any:

@@ -27,6 +27,9 @@ from controller.forwarding.leader_feed import LeaderFeed
 from controller.forwarding.leader_links import LeaderLinks
 from controller.forwarding.live_logs import FOLDER_NAME as LIVE_FOLDER_NAME
 from controller.forwarding.live_logs import LeaderLogs, LiveLogs
+from controller.forwarding.submissions.admitting import Admitting
+from controller.forwarding.submissions.messages import Reading
+from controller.forwarding.submissions.readings import Readings
 from controller.pipelines.performers.cluster import secret_of, ways_key
 from controller.proxy.sealed import SealedSessions
 from controller.replica.answers import AnsweringCopy, Answers, ForPages
@@ -56,7 +59,8 @@ async def follower(
     if tls is None:
         return None
     context = None if certificate is None else certificate.context
-    reads, answers, ports, services, links = None, None, None, None, LeaderLinks(tls.follower)
+    reads, answers, ports, services, readings = None, None, None, None, None
+    links = LeaderLinks(tls.follower)
     if options.database is not None and options.peers is not None:
         # Controllers may share their data folder; each has a URL of its own.
         own = hashlib.sha256(options.peers.url.encode()).hexdigest()[:16]
@@ -73,23 +77,22 @@ async def follower(
         feed, site = LeaderFeed(links), options.proxy.site
         reads = DashboardReads(store, SystemClock(), feed, key, site, final, live)
         closing.push_async_callback(reads.close)
-        answers = _answers(options, options.database, node_key, store, feed)
+        following = _following(options, options.database, node_key, store)
+        answers = Answers(following, feed)
         closing.push_async_callback(answers.close)
+        readings = Readings(following, store, Reading(options.defaults))
         ports = JobPorts(reads, LentWays(links, _ways_identity(secret)), secret)
         closing.push_async_callback(ports.close)
-    opened = Follower(links, context, options.proxy.domain, reads, answers, services, ports)
+    domain = options.proxy.domain
+    opened = Follower(links, context, domain, reads, answers, services, ports, readings)
     closing.push_async_callback(opened.close)
     await opened.start()
     return opened
 
 
-def _answers(
-    options: Options,
-    database: Database,
-    key: asyncssh.SSHKey,
-    store: StoreReader,
-    feed: LeaderFeed,
-) -> Answers:
+def _following(
+    options: Options, database: Database, key: asyncssh.SSHKey, store: StoreReader
+) -> Following[AnsweringCopy]:
     clock, chance, assets = SystemClock(), system_chance(), installed()
     chosen = Chosen(
         settings=Settings(
@@ -113,7 +116,7 @@ def _answers(
     def made(beginning: Beginning) -> AnsweringCopy:
         return AnsweringCopy(beginning, store, clock, chance, chosen, pages)
 
-    return Answers(Following(StoreReader(database.reader), made, clock), feed)
+    return Following(StoreReader(database.reader), made, clock)
 
 
 def _services(
@@ -163,7 +166,8 @@ async def links_of_followers(
         fence=assembly.fence,
     )
     ways = _ways(assembly, nodes)
-    return (FollowerLinks(tls.leader, follow_log, feed, leading, ways.feed, nodes.lend),)
+    submit = Admitting(service, leading, Reading(options.defaults)).answer
+    return (FollowerLinks(tls.leader, follow_log, feed, leading, ways.feed, nodes.lend, submit),)
 
 
 def _ways(assembly: Assembly, nodes: Exposer) -> FollowerWays:

@@ -28,6 +28,9 @@ from controller.forwarding.follower_links import HANDSHAKE_SECONDS, LINK_PATH
 from controller.forwarding.forwarder import Forwarder, LeaderLate
 from controller.forwarding.leader_links import LeaderLinks, NobodyLeads
 from controller.forwarding.reads import Reads
+from controller.forwarding.submissions.answering import PATHS as SUBMISSIONS
+from controller.forwarding.submissions.answering import Submissions
+from controller.forwarding.submissions.readings import Readings
 from controller.relay import Leader
 from controller.replica.alone import LeaderKnowsMore, NeedsLeader, alone
 from controller.replica.answers import Answers
@@ -88,6 +91,7 @@ class Follower:
         answers: Answers | None = None,
         make_services: MakeServices | None = None,
         ports: Routes | None = None,
+        readings: Readings | None = None,
     ) -> None:
         self._links = links
         self._answers = answers
@@ -95,10 +99,20 @@ class Follower:
         self.forwarder = Forwarder(self._links)
         self._leaving = Leaving()
         self._services = None if make_services is None else make_services(self.forwarder.forward)
+        self._submissions: Submissions | None = None
+        if readings is not None:
+            self._submissions = Submissions(self.forwarder, links, readings)
         logging.getLogger("aiohttp.server").addFilter(is_our_failure)
         self._runner = web.AppRunner(
             make_app(
-                self.forwarder, service_domain, reads, answers, self._services, ports, self._leaving
+                self.forwarder,
+                service_domain,
+                reads,
+                answers,
+                self._services,
+                ports,
+                self._leaving,
+                self._submissions,
             ),
             access_log=None,
             auto_decompress=False,
@@ -123,6 +137,8 @@ class Follower:
 
     async def close(self) -> None:
         await self._runner.cleanup()
+        if self._submissions is not None:
+            await self._submissions.close()
         if self._services is not None:
             await self._services.close()
         self._links.close()
@@ -175,11 +191,13 @@ def make_app(
     services: ServicesHere | None = None,
     ports: Routes | None = None,
     leaving: Leaving | None = None,
+    submissions: Submissions | None = None,
 ) -> web.Application:
     """Return the application of a follower. `service_domain`: that of the leader's proxy, which has
     all paths of its names. `reads`: what is answered from the database and the bucket of logs;
     `answers`: from a copy of the leader's state; `services`: what goes to replicas from here;
-    `ports`: what goes to jobs. `leaving` says when it is being stopped; None: never."""
+    `ports`: what goes to jobs; `submissions`: those that are read here. `leaving` says when it is
+    being stopped; None: never."""
     leaving = leaving or Leaving()
     endpoints = _Endpoints(forwarder, service_domain or LOCAL_DOMAIN, services, leaving)
     app = web.Application(middlewares=[leaving.middleware, _errors_as_json, endpoints.to_services])
@@ -195,6 +213,9 @@ def make_app(
     answered = _answered(reads, answers) | ({} if ports is None else dict(ports.routes))
     for path, answer in answered.items():
         app.router.add_route("GET", path, endpoints.here(answer))
+    if submissions is not None:
+        for path in SUBMISSIONS:
+            app.router.add_post(path, endpoints.submitted(submissions))
     app.router.add_route("*", "/{rest:.*}", forwarder.forward)
     return app
 
@@ -276,6 +297,14 @@ class _Endpoints:
                         return await self._forwarder.forward(request)
                 except NeedsLeader:
                     pass
+            return await self._forwarder.forward(request)
+
+        return endpoint
+
+    def submitted(self, submissions: Submissions) -> Answer:
+        async def endpoint(request: web.Request) -> web.StreamResponse:
+            if _is_of_no_other_origin(request) and self._is_ours(request):
+                return await submissions.answer(request)
             return await self._forwarder.forward(request)
 
         return endpoint

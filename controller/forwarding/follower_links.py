@@ -39,6 +39,8 @@ JOB_WAY_PATH = "/v1/controllers/ways/{run}/{attempt}"
 """The way to the ports of an attempt, for a user of a follower, which has judged his rights."""
 LOGS_PATH = "/v1/controllers/logs/{run}/{attempt}"
 """The log of an attempt for the readers of a follower, which has judged their rights."""
+SUBMISSIONS_PATH = "/v1/controllers/submissions"
+"""Submissions that a follower has read, of many clients at once (`forwarding.submissions`)."""
 BY_ITSELF = "follower"
 """Takes the place of the client's address in what a follower asks for itself. A request that it
 passes on has the address there, also if the follower is of an earlier version and the client
@@ -78,6 +80,18 @@ LendWay = Callable[[str, str], Awaitable[bytes | None]]
 None: it does not."""
 
 
+Submit = Callable[[web.Request], Awaitable[web.StreamResponse]]
+"""Answers a follower that gives submissions at once."""
+
+
+def mark_of(answer: web.StreamResponse) -> str | None:
+    """Return the name of the header by which a follower learns that nothing was done, or perhaps
+    all; None: it has the answer."""
+    if NOTHING_DONE in answer:
+        return NOT_DONE if LEAVES in answer else HELD
+    return PERHAPS_DONE if NOT_KNOWN in answer else None
+
+
 class Lease(Protocol):
     """This controller's lease, of which only the database knows whether another one has it."""
 
@@ -89,8 +103,8 @@ class Lease(Protocol):
 
 class FollowerLinks:
     """Links that followers opened to this controller while it leads. `follow_log`, `feed`, `ways`,
-    `lend_way`: what they may ask for beside requests of clients. `lease`: None: it never runs
-    out."""
+    `lend_way`, `submit`: what they may ask for beside requests of clients. `lease`: None: it never
+    runs out."""
 
     def __init__(
         self,
@@ -100,12 +114,14 @@ class FollowerLinks:
         lease: Lease | None = None,
         ways: Feed | None = None,
         lend_way: LendWay | None = None,
+        submit: Submit | None = None,
     ) -> None:
         self._context = context
         self._follow_log = follow_log
         self._feed = feed
         self._ways = ways
         self._lend_way = lend_way
+        self._submit = submit
         self._lease = lease
         self._hang_ups = HangUps()
         self._runner: web.AppRunner | None = None
@@ -122,6 +138,7 @@ class FollowerLinks:
         app.router.add_get(FEED_PATH, partial(self._fed, self._feed))
         app.router.add_get(WAYS_PATH, partial(self._fed, self._ways))
         app.router.add_get(JOB_WAY_PATH, self._lent)
+        app.router.add_post(SUBMISSIONS_PATH, self._submitted)
 
     @property
     def middleware(self) -> Middleware:
@@ -141,12 +158,10 @@ class FollowerLinks:
             seen = request.clone(scheme=scheme, remote=address)
             seen[IS_ONLY_FOUND] = ONLY_FIND in request.headers
             answer = await handler(seen)
-            if NOTHING_DONE in answer:
-                # It was held. This controller may have left meanwhile.
-                is_over = self._is_leaving or LEAVES in answer
-                answer.headers[NOT_DONE if is_over else HELD] = "1"
-            elif NOT_KNOWN in answer:
-                answer.headers[PERHAPS_DONE] = "1"
+            if (mark := mark_of(answer)) is not None:
+                # One that was held: this controller may have left meanwhile.
+                is_over = mark == HELD and self._is_leaving
+                answer.headers[NOT_DONE if is_over else mark] = "1"
             # With the request that the handler saw: what it noted there is for the answer's head.
             await answer.prepare(seen)
             return answer
@@ -205,6 +220,11 @@ class FollowerLinks:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _submitted(self, request: web.Request) -> web.StreamResponse:
+        if self._submit is None or not self._is_asked_here(request):
+            raise web.HTTPNotFound
+        return await self._submit(request)
 
     async def _lent(self, request: web.Request) -> web.StreamResponse:
         if self._lend_way is None or not self._is_asked_here(request):

@@ -35,11 +35,11 @@ _MAX_BODY = 1 << 62
 _READING = frozenset(("GET", "HEAD", "OPTIONS"))
 HELD_SECONDS_HEADER = "Fairlead-Held-Seconds"
 """Of an answer that waited here for a leader, so that a client sees why it was slow."""
-_WORTH_TELLING = 0.1
+WORTH_TELLING = 0.1
 _MAX_HELD = 10_000
 """As many as there may be connections."""
 _MAX_HELD_BYTES = 64 << 20
-_AGAIN_SECONDS = 2.0
+AGAIN_SECONDS = 2.0
 """Beyond the time for which a request is held, it has so long to reach the next leader, after a
 leader held it to the end of that time. That leader is known by then."""
 UPLOAD_SECONDS = 10.0
@@ -109,19 +109,24 @@ class Forwarder:
         self._room = Room(_MAX_HELD, _MAX_HELD_BYTES)
         self.is_leading = False
 
+    @property
+    def hold_seconds(self) -> float:
+        """So long a request waits for a leader."""
+        return self._hold_seconds
+
+    @property
+    def room(self) -> Room:
+        """Of all requests that wait for a leader here."""
+        return self._room
+
     async def forward(
         self, request: web.Request, within: float | None = None
     ) -> web.StreamResponse:
         """Return the answer, sent already, or a refusal. `within`: the seconds in which the answer
         to one that reads must begin. Raises LeaderLate, if that is given: nothing was sent."""
-        try:
-            async with asyncio.timeout(HEAD_SECONDS):
-                body = await body_of(request, _MAX_BODY)
-        except TimeoutError:
-            # The leader refuses who has no token before his body; here it would wait for ever.
-            slow = body_too_slow(HEAD_SECONDS)
-            slow.force_close()
-            return slow
+        body = await whole_or_streamed(request)
+        if isinstance(body, web.Response):
+            return body
         seconds = self._hold_seconds if within is None else within
         now, held = asyncio.get_running_loop().time, 0.0
         until = (began := now()) + seconds
@@ -154,7 +159,7 @@ class Forwarder:
                 except _MayBeSentAgain:
                     if within is None:
                         # From the beginning: it ends although leaders take turns.
-                        until = began + seconds + _AGAIN_SECONDS
+                        until = began + seconds + AGAIN_SECONDS
                 except ConnectionError:
                     # What goes wrong at the leader is an UpstreamError, so it was the client that
                     # left.
@@ -174,7 +179,7 @@ class Forwarder:
             except UpstreamError as error:
                 if _may_be_sent_again(exchange):
                     raise _MayBeSentAgain from error
-                return _cut(exchange.request)
+                return cut(exchange.request)
             if _has(head, NOT_DONE):
                 self._links.leave(exchange.link)
                 if exchange.body.can_be_sent:
@@ -196,12 +201,17 @@ class Forwarder:
         """Return whether the request may be sent twice, and another controller leads in time."""
         if exchange.until is not None or not _may_be_sent_again(exchange):
             return False
-        with self._room.place(held_size(exchange.body.size)) as has_place:
-            left = exchange.held_until - asyncio.get_running_loop().time()
+        return await self.has_next(exchange.link.over, exchange.held_until, exchange.body.size)
+
+    async def has_next(self, over: asyncio.Event, until: float, size: int | None) -> bool:
+        """Return whether another controller leads, as soon as that is known, or at this time of the
+        loop's clock. `over`: that of the leader so far; `size`: the bytes that wait here."""
+        with self._room.place(held_size(size)) as has_place:
+            left = until - asyncio.get_running_loop().time()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(left, 0.0) if has_place else 0.0):
-                    await exchange.link.over.wait()
-        return exchange.link.over.is_set()
+                    await over.wait()
+        return over.is_set()
 
     async def _asked(self, exchange: _Exchange) -> ResponseHead:
         """Raises UpstreamError, LeaderLate, and aiohttp's errors about the client."""
@@ -234,7 +244,7 @@ class Forwarder:
         response = web.StreamResponse(status=head.status, reason=head.reason or None)
         for name, value in answered.headers:
             response.headers.add(name, value)
-        if exchange.held >= _WORTH_TELLING:
+        if exchange.held >= WORTH_TELLING:
             response.headers[HELD_SECONDS_HEADER] = f"{exchange.held:.1f}"
         response[FROM_REPLICA] = frozenset(name.lower() for name, _ in answered.headers)
         if self.is_leading:
@@ -250,6 +260,18 @@ class Forwarder:
                 # A reset: the end of a connection may be the end of a body (RFC 9112, 6.3).
                 exchange.request.transport.abort()
         return response
+
+
+async def whole_or_streamed(request: web.Request) -> Body | web.Response:
+    """Return the body, which may be asked for again; or the refusal of one that does not come."""
+    try:
+        async with asyncio.timeout(HEAD_SECONDS):
+            return await body_of(request, _MAX_BODY)
+    except TimeoutError:
+        # The leader refuses who has no token before his body; here it would wait for ever.
+        slow = body_too_slow(HEAD_SECONDS)
+        slow.force_close()
+        return slow
 
 
 async def _given_time(asking: asyncio.Task[ResponseHead], exchange: _Exchange) -> None:
@@ -341,7 +363,7 @@ def _may_be_sent_again(exchange: _Exchange) -> bool:
     return False
 
 
-def _cut(request: web.Request) -> web.StreamResponse:
+def cut(request: web.Request) -> web.StreamResponse:
     """End the connection without an answer, as the leader's did: nobody knows whether the request
     was done."""
     if request.transport is not None:

@@ -60,8 +60,12 @@ class Link:
         return self._term.over
 
     @property
+    def leader(self) -> Leader:
+        return self._term.leader
+
+    @property
     def host(self) -> str:
-        return self._term.leader.url.partition("://")[2]
+        return self.leader.url.partition("://")[2]
 
     def give_back(self) -> None:
         """Keep the connection for another request, if it can carry one."""
@@ -81,6 +85,10 @@ class LeaderLinks:
         self._left: Leader | None = None
         self._changed = asyncio.Event()
         self._waits = True
+
+    @property
+    def leader(self) -> Leader | None:
+        return None if self._term is None else self._term.leader
 
     def wait_no_more(self) -> None:
         """Let nobody wait for a leader any more: this controller is being stopped."""

@@ -29,6 +29,7 @@ from controller.replica.parts import (
 )
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service import ControllerService, LiveParts, Settings, Stores
+from controller.service.accounts.secrets import SecretService
 from controller.service.accounts.users import Gate
 from controller.service.ssh_keys import HostKeys
 from controller.store.base import Gateway, Snapshot
@@ -44,6 +45,14 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = Settings()
     providers: Collection[str] = ()
     spending: Spending = Spending()
+
+
+class Submitters(msgspec.Struct, frozen=True):
+    """Who may submit, and with which secrets: a small part of a copy, which may outlive it."""
+
+    gate: Gate
+    secrets: SecretService
+    clock: Clock
 
 
 class Copy:
@@ -94,6 +103,11 @@ class Copy:
             clock=clock,
             chance=chance,
         )
+
+    @property
+    def submitters(self) -> Submitters:
+        accounts = self.service.accounts
+        return Submitters(accounts.gate, accounts.secrets, self.service.clock)
 
     def unseen_ends(self, run_ids: Collection[str]) -> dict[str, Sequence[str]]:
         """See `FollowedRuns.unseen_ends`."""

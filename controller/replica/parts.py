@@ -109,7 +109,9 @@ class FollowedVault(Vault):
         self._stored = {(secret.user, secret.name): secret for secret in stored}
 
     def value(self, user: str | None, name: str) -> str:
-        """Return no value. The leader knows whether a job would get one."""
+        """Return no value. The leader knows whether a job would get one. Raises SecretMissing if
+        there is no such secret."""
+        self.meant(user, name)
         ask_leader()
         return ""
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from controller.clock import Clock
 from controller.pipelines.followed_runs import LostTrack
-from controller.replica.copy import Copy
+from controller.replica.copy import Copy, Submitters
 from controller.store.errors import StoreError, StoreHangs
 from controller.store.reading import StoreReader
 from controller.store.turns.changed_state import Beginning
@@ -34,6 +34,7 @@ class Following(Generic[C]):
         self._make = make
         self._clock = clock
         self._copy: C | None = None
+        self._submitters: Submitters | None = None
         self._reading = asyncio.Lock()
         self._next: asyncio.Task[C] | None = None
         """A look that has not begun: what it finds is right for all who come until then."""
@@ -44,6 +45,12 @@ class Following(Generic[C]):
     @property
     def is_loaded(self) -> bool:
         return self._copy is not None
+
+    @property
+    def submitters(self) -> Submitters | None:
+        """Those of the copy that was read last; None: none was. They are there while all is read
+        again, as after a thousand submissions, and may lack the latest changes."""
+        return self._submitters
 
     async def now(self) -> C:
         """Return the copy, with all that was committed before this call. Raises StoreError."""
@@ -65,7 +72,7 @@ class Following(Generic[C]):
             self._keeping = asyncio.create_task(self._keep())
         elif not wanted and self._keeping is not None:
             self._keeping.cancel()
-            self._keeping = self._copy = None
+            self._keeping = self._copy = self._submitters = None
 
     async def _keep(self) -> None:
         """Until cancelled."""
@@ -104,6 +111,7 @@ class Following(Generic[C]):
             made = await asyncio.to_thread(self._make, beginning)
             # A look may end after this controller began to lead.
             self._copy = made if self._is_wanted else None
+            self._submitters = made.submitters if self._is_wanted else None
             return made
 
     async def _follow(self, copy: C) -> bool:

@@ -197,6 +197,13 @@ class Moment:
     async def attempts(self, run_id: str, query: AttemptQuery) -> list[Attempt]:
         return await self._read(lambda connection: queries.attempts(connection, run_id, query))
 
+    async def has_submission(self, user: str, client_key: str) -> bool:
+        """Return whether this user's client key has made a run."""
+        key = (user, client_key)
+        return await self._read(
+            lambda connection: key in queries.find_submissions(connection, [key])
+        )
+
     async def account(self, digest: str) -> tuple[User, StoredToken] | None:
         """Return the token with this digest and its user."""
         return await self._read(lambda connection: queries.account(connection, digest))

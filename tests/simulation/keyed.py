@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Protocol
@@ -19,7 +20,7 @@ from controller.service.accounts.secrets import SecretService
 from controller.service.accounts.users import Gate
 from controller.service.runs.lookup import RunService
 from controller.service.runs.progress import PullsInProgress
-from controller.service.runs.submission_stages import Submission
+from controller.service.runs.submission_stages import Planned, Submission, Submitted, plan_of
 from controller.service.runs.submissions import SubmissionService
 from controller.store.accounts import User
 from controller.store.errors import StoreError
@@ -80,14 +81,58 @@ class Counter(Protocol):
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]: ...
 
 
-class KeyedUser:
-    """Submits one run with a key until it has an answer. `answers`: the ids of the run that it was
-    told, from all of its requests."""
+class Messages:
+    """A follower that gives the leader the submissions of several users at once."""
 
-    def __init__(self, counter: Counter, name: str, chance: Random) -> None:
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._waiting: list[tuple[Submission, asyncio.Future[str | None]]] = []
+        self._is_on_the_way = False
+
+    async def submit(self, submission: Submission) -> str | None:
+        """Return the run's id; None: there was no answer, or a refusal."""
+        answered: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((submission, answered))
+        if not self._is_on_the_way:
+            self._is_on_the_way = True
+            self._counter.spawn(self._carry())
+        return await answered
+
+    async def _carry(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            made = await self._made([submission for submission, _ in batch])
+            for _, answered in batch:
+                if not answered.done():
+                    answered.set_result(next(made, None))
+        self._is_on_the_way = False
+
+    async def _made(self, submissions: Sequence[Submission]) -> Iterator[str | None]:
+        planned = [
+            [Planned(submission=one, plan=plan_of(one, Defaults()), user=OWNER)]
+            for one in submissions
+        ]
+        found: list[list[Submitted | Exception] | None] = []
+
+        async def ask(service: SubmissionService) -> None:
+            with contextlib.suppress(StoreError):
+                found.extend(await service.submit_planned(planned))
+
+        await self._counter.submit(ask)
+        single = [one[0] if one else None for one in found]
+        return iter([one.state.run.id if isinstance(one, Submitted) else None for one in single])
+
+
+class KeyedUser:
+    """Submits one run with a key until it has an answer, through followers that pass it on or give
+    it to the leader with others. `answers`: the ids of the run that it was told, from all of its
+    requests."""
+
+    def __init__(self, counter: Counter, messages: Messages, name: str, chance: Random) -> None:
         self.name = name
         self.answers: set[str] = set()
         self._counter = counter
+        self._messages = messages
         self._chance = chance
         script = Script(seconds=chance.choice((0.5, 20.0, 200.0)), lines=3, line_bytes=40)
         self._submission = Submission(
@@ -106,7 +151,9 @@ class KeyedUser:
         await asyncio.sleep(self._chance.uniform(0.0, latest))
         asking = set()
         while not self.answers:
-            asking.add(self._counter.spawn(self._counter.submit(self._ask)))
+            alone = self._chance.random() < 0.3
+            asked = self._counter.submit(self._ask) if alone else self._give()
+            asking.add(self._counter.spawn(asked))
             done, _ = await asyncio.wait(
                 asking, timeout=self._chance.uniform(0.1, PATIENCE_SECONDS)
             )
@@ -121,3 +168,8 @@ class KeyedUser:
             # Unprocessable: no node is known yet.
             return
         self.answers.add(made.state.run.id)
+
+    async def _give(self) -> None:
+        made = await self._messages.submit(self._submission)
+        if made is not None:
+            self.answers.add(made)

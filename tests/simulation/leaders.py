@@ -27,7 +27,7 @@ from fairlead.model.statuses import FINAL_RUN_STATUSES
 from tests.simulation.controller import Gone
 from tests.simulation.controllers import Machine, Process, Surroundings
 from tests.simulation.keyed import Ask as KeyedAsk
-from tests.simulation.keyed import KeyedUser
+from tests.simulation.keyed import KeyedUser, Messages
 from tests.simulation.people import Ask, User
 from tests.simulation.shared import SharedDatabase
 from tests.simulation.virtual import VirtualLoop
@@ -87,7 +87,10 @@ class Controllers(World):
             User(self, f"run-{n}", self.chance(f"run-{n}"), self.chance(f"run-{n}/more"))
             for n in range(chance.randint(1, 6))
         ]
-        self._keyed = [KeyedUser(self, f"keyed-{n}", self.chance(f"keyed-{n}")) for n in range(8)]
+        messages = Messages(self)
+        self._keyed = [
+            KeyedUser(self, messages, f"keyed-{n}", self.chance(f"keyed-{n}")) for n in range(8)
+        ]
         lives = [one.live for one in users] + [one.live for one in self._keyed]
         work += [self.spawn(live(FAULTS_UNTIL)) for live in lives]
         faults = self.spawn(PeerFaults(self, self.chance("faults")).go_on())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -19,7 +19,7 @@ from controller.api.http.streams import HEARTBEAT_SECONDS, cancel_this, reader_m
 from controller.api.views import run_summary, run_view, with_collections
 from controller.lifecycle.model import RunState
 from controller.service import ControllerService
-from controller.service.runs.submission_stages import IfExists, Submission, Submitted
+from controller.service.runs.submission_stages import IfExists, Submission, Submitted, Texts
 from controller.service.runs.sweeps import submitted_configuration
 from fairlead.configuration.text.plain import MAX_CHARACTERS, NotPlain
 from fairlead.configuration.text.source import SourceError
@@ -140,36 +140,50 @@ class RunsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
-async def submit_run(call: Call) -> Instead | RunView:
+async def submit_run(call: Call) -> Instead:
     body: SubmitBody = call.body
-    return await _submitted(call, Submission(**asdict(body)))
+    return await _submitted(call, submission_of(body))
 
 
-async def submit_yaml(call: Call) -> Instead | RunView:
+def submission_of(body: SubmitBody) -> Submission:
+    return Submission(**asdict(body))
+
+
+async def submit_yaml(call: Call) -> Instead:
     body: SubmitYamlBody = call.body
+    return await _submitted(call, await submission_of_yaml(body, call.service.runs.texts))
+
+
+async def submission_of_yaml(body: SubmitYamlBody, texts: Texts) -> Submission:
+    """Raises Invalid, Unavailable."""
     given = asdict(body)
     try:
-        configuration = await call.service.runs.texts.read(given.pop("source"))
+        configuration = await texts.read(given.pop("source"))
     except NotPlain as error:
         message = f"{error}: send its content as the `configuration` of POST /v1/runs"
         raise Invalid(message, code="not_plain", field="source") from None
     except SourceError as error:
         raise Invalid(str(error), code="invalid_yaml", field="source") from None
-    return await _submitted(call, Submission(configuration=configuration, **given))
+    return Submission(configuration=configuration, **given)
 
 
-async def _submitted(call: Call, submission: Submission) -> Instead | RunView:
+async def _submitted(call: Call, submission: Submission) -> Instead:
     submitted = await call.service.runs.submissions.submit(submission, user=call.caller)
-    view = shown_run(call, submitted.state)
-    if submitted.kept or submitted.ending:
-        return Instead(answer=view, status=200 if submitted.kept else 202)
-    return view
+    return Instead(answer=shown_run(call, submitted.state), status=status_of(submitted))
+
+
+def status_of(submitted: Submitted) -> int:
+    return 200 if submitted.kept else 202 if submitted.ending else 201
 
 
 async def submit_runs(call: Call) -> BatchAnswer:
     body: SubmitManyBody = call.body
-    submissions = [Submission(**asdict(one)) for one in body.runs]
+    submissions = [submission_of(one) for one in body.runs]
     results = await call.service.runs.submissions.submit_all(submissions, user=call.caller)
+    return batch_answer(results)
+
+
+def batch_answer(results: Sequence[Submitted | Exception]) -> BatchAnswer:
     return BatchAnswer(results=tuple(map(_batch_item, results)))
 
 
@@ -179,13 +193,12 @@ def _batch_item(result: Submitted | Exception) -> BatchItem:
         detail = ErrorDetail(code=refused.code, message=refused.message, field=refused.field)
         return BatchItem(status=refused.status, error=detail)
     run = result.state.run
-    status = 200 if result.kept else 202 if result.ending else 201
-    return BatchItem(status=status, id=run.id, name=run.name)
+    return BatchItem(status=status_of(result), id=run.id, name=run.name)
 
 
 async def submit_together(call: Call) -> SubmittedTogether:
     body: SubmitTogetherBody = call.body
-    submissions = [Submission(**asdict(one)) for one in body.runs]
+    submissions = [submission_of(one) for one in body.runs]
     states = await call.service.runs.submissions.submit_together(submissions, user=call.caller)
     return SubmittedTogether(runs=tuple(shown_run(call, state) for state in states))
 
@@ -215,10 +228,10 @@ async def get_submission(call: Call) -> RunSubmission:
 
 
 def shown_run(call: Call, state: RunState) -> RunView:
-    return _shown(call.service, state)
+    return view_of(call.service, state)
 
 
-def _shown(service: ControllerService, state: RunState) -> RunView:
+def view_of(service: ControllerService, state: RunState) -> RunView:
     children, url = service.runs.lookup.children(state), service.gateways.url(state.run)
     view = run_view(state, service.machines.nodes.names(), children, url, now=service.clock.now())
     return with_collections(view, service.runs.progress)
@@ -343,7 +356,7 @@ def pause_after(took: float) -> float:
 def watch_line(service: ControllerService, state: RunState) -> bytes:
     """Return the line of a watch, which is the same for all who may see the run."""
     line = WatchLine(
-        run=_shown(service, state), progress=progress_view(state, service.runs.progress)
+        run=view_of(service, state), progress=progress_view(state, service.runs.progress)
     )
     return msgspec.json.encode(line)
 

@@ -3,16 +3,20 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 import msgspec
 
 from common.refusals import Conflict, Unavailable
 from controller.lifecycle.model import RunState, TakenOutputs
 from controller.lifecycle.predecessors import Predecessor
+from controller.service.ssh_keys import user_keys
 from controller.store.accounts import User
 from fairlead.configuration.parse import parse
-from fairlead.configuration.runs.plan import Plan
+from fairlead.configuration.runs.plan import Defaults, Plan, kept_for_next, to_run
 from fairlead.configuration.text.plain import plain
+
+P = TypeVar("P")
 
 TURN_SECONDS = 1.0
 """So long a text waits for those before it. Its client may send the content instead."""
@@ -70,6 +74,15 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None = None
     starts_again: bool = False
     again: SetsAgain | None = None
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """A submission that another controller has read and planned. `configuration` of the submission
+    is that of the plan."""
+
+    submission: Submission
+    plan: Plan
+    user: User
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,18 +153,18 @@ _MAX_KNOWN_BYTES = 64 << 10
 """A larger configuration is planned each time."""
 
 
-class KnownPlans:
-    """The plans of the configurations that came last; `plan` makes one.
+class KnownPlans(Generic[P]):
+    """The plans of the configurations that came last; `plan` makes one, in any form.
 
     Programs submit one configuration many times, under other names: to read and to plan it is a
     sixth of the controller's time for a run. A plan depends on nothing else, and nobody changes it.
     """
 
-    def __init__(self, plan: Callable[[Submission], Plan]) -> None:
+    def __init__(self, plan: Callable[[Submission], P]) -> None:
         self._plan = plan
-        self._known: dict[tuple[bytes, tuple[str, ...], bool], Plan] = {}
+        self._known: dict[tuple[bytes, tuple[str, ...], bool], P] = {}
 
-    def of(self, submission: Submission) -> Plan:
+    def of(self, submission: Submission) -> P:
         """Return the plan. Raises ConfigurationError."""
         try:
             # Not JSON, in which infinity is null; not `==`, for which 1 is true.
@@ -169,6 +182,26 @@ class KnownPlans:
         if len(self._known) > _MAX_KNOWN:
             del self._known[next(iter(self._known))]
         return plan
+
+
+def plan_of(submission: Submission, defaults: Defaults) -> Plan:
+    """Return the plan. It depends on nothing that a controller knows but these defaults. Raises
+    ConfigurationError, Invalid."""
+    written = mapping_of(submission.configuration)
+    keys = user_keys(submission.ssh_keys)
+    plan = to_run(parse(written), written, defaults, keys)
+    return kept_for_next(plan) if submission.starts_again else plan
+
+
+def waits_for_more(submission: Submission, plan: Plan) -> bool:
+    """Return whether more than the database may be asked, or changed, before the run is made: the
+    end of a run that it replaces, a gateway, its uploads or other runs' outputs."""
+    return (
+        submission.if_exists is IfExists.REPLACE
+        or plan.service is not None
+        or bool(plan.policy.outputs_from)
+        or any(spec.blobs for spec in plan.specs)
+    )
 
 
 def key_used(run: str) -> Conflict:

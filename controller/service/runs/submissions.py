@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Protocol
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from common.refusals import Conflict, Forbidden, Invalid, NotFound, ServiceError, Unprocessable
+from common.refusals import (
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    ServiceError,
+    Unauthenticated,
+    Unprocessable,
+)
 from controller.aio import in_stretches
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
@@ -46,22 +55,23 @@ from controller.service.runs.submission_stages import (
     KnownPlans,
     Member,
     Order,
+    Planned,
     Ready,
     Submission,
     Submitted,
     key_used,
     mapping_of,
+    plan_of,
+    waits_for_more,
     wanted_name,
 )
 from controller.service.runs.taken_outputs import taken
-from controller.service.ssh_keys import user_keys
 from controller.store.accounts import User
 from controller.store.base import Store
 from controller.store.errors import StoreError
 from fairlead.configuration.convert import ConfigurationError
-from fairlead.configuration.parse import parse
 from fairlead.configuration.runs.masking import public
-from fairlead.configuration.runs.plan import Defaults, Plan, kept_for_next, to_run
+from fairlead.configuration.runs.plan import Defaults, Plan
 from fairlead.model.service import ServicePolicy
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 from fairlead.wire.errors import NOT_UPLOADED, Refused
@@ -77,6 +87,15 @@ def _numbered(number: int) -> Iterator[None]:
     except (Refused, ConfigurationError) as error:
         error.field = f"runs[{number}].{error.field}" if error.field else f"runs[{number}]"
         raise
+
+
+def _key_of(one: Planned) -> tuple[str, str] | None:
+    key = one.submission.client_key
+    return None if key is None else (one.user.name, key)
+
+
+def _names_of(found: Sequence[Submitted | Exception | Ready]) -> list[str]:
+    return [one.state.run.name for one in found if isinstance(one, Ready)]
 
 
 class Gateways(Protocol):
@@ -108,7 +127,6 @@ class SubmissionService:
         self._pipeline = pipeline
         self._clock = clock
         self._chance = chance
-        self._defaults = defaults
         self._blobs = blobs
         self._outputs = outputs
         self._runs = runs
@@ -118,7 +136,7 @@ class SubmissionService:
         self._submitting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._names = Names(pipeline, clock, chance)
         self._earlier = EarlierRuns(store)
-        self._plans = KnownPlans(self._plan)
+        self._plans = KnownPlans(partial(plan_of, defaults=defaults))
 
     async def submit(self, submission: Submission, *, user: User) -> Submitted:
         """Return the run that this submission made, or that the same `client_key` made before.
@@ -136,7 +154,7 @@ class SubmissionService:
         async with self._lock(user, client_key):
             earlier = await self._earlier.of(user.name, client_key)
             if earlier is not None:
-                return self._made_before(earlier, written)
+                return self._made_before(earlier, public(written))
             return await self._admit(submission, user)
 
     async def submit_all(
@@ -165,12 +183,96 @@ class SubmissionService:
             written = mapping_of(one.configuration)
             if one.client_key is not None:
                 if (earlier := batch.earlier.get(one.client_key)) is not None:
-                    return self._made_before(earlier, written)
+                    return self._made_before(earlier, public(written))
                 if (same := batch.same_key(one)) is not None:
                     return same
             return await self._ready(one, self._plans.of(one), user)
         except (ServiceError, ConfigurationError, StoreError) as error:
             return error
+
+    async def submit_planned(
+        self, asked: Sequence[Sequence[Planned]]
+    ) -> list[list[Submitted | Exception] | None]:
+        """Return for each request, which may be of any users, what `submit` would return or raise
+        for each of its submissions. None: nothing of the request was done, and it would hold up the
+        others: submit it by itself.
+
+        The new runs are committed in one turn. A refused one keeps none of the others from being
+        made. Raises StoreUnavailable when client keys cannot be looked up, and LeaseTaken: then
+        nothing was done.
+        """
+        async with AsyncExitStack() as locks:
+            quick = [await self._takes_keys(request, locks) for request in asked]
+            taken_up = [one for one, is_quick in zip(asked, quick, strict=True) if is_quick]
+            keys = [key for request in taken_up for one in request if (key := _key_of(one))]
+            earlier = await self._earlier.of_all(keys)
+            outcomes: list[list[Submitted | Exception | Ready] | None] = []
+            names: set[str] = set()
+            async for request, is_quick in in_stretches(list(zip(asked, quick, strict=True))):
+                found = await self._outcomes(request, earlier) if is_quick else None
+                own = [] if found is None else _names_of(found)
+                # The second one of a name is judged when the first one has it.
+                if len(own) + len(names) > len(names.union(own)):
+                    found = None
+                names.update(() if found is None else own)
+                outcomes.append(found)
+            ready = [one for found in outcomes if found for one in found if isinstance(one, Ready)]
+            made = await self._make_all_of_many(ready)
+        return [
+            None
+            if found is None
+            else [made[one.state.run.id] if isinstance(one, Ready) else one for one in found]
+            for found in outcomes
+        ]
+
+    async def _takes_keys(self, request: Sequence[Planned], locks: AsyncExitStack) -> bool:
+        """Return whether nothing holds up this request, and no other one works on its client
+        keys."""
+        if any(waits_for_more(one.submission, one.plan) for one in request):
+            return False
+        for one in request:
+            key = one.submission.client_key
+            if key is None:
+                continue
+            # A lock is there while anybody has it or waits for it. To wait here with those of
+            # others could be a circle.
+            if (one.user.name, key) in self._submitting:
+                return False
+            await locks.enter_async_context(self._lock(one.user, key))
+        return True
+
+    async def _outcomes(
+        self, request: Sequence[Planned], earlier: Mapping[tuple[str, str], RunState]
+    ) -> list[Submitted | Exception | Ready]:
+        found: list[Submitted | Exception | Ready] = []
+        for one in request:
+            key = _key_of(one)
+            try:
+                if key is not None and key in earlier:
+                    found.append(self._made_before(earlier[key], one.plan.configuration))
+                else:
+                    found.append(await self._ready(one.submission, one.plan, one.user))
+            except (ServiceError, StoreError) as error:
+                found.append(error)
+        return found
+
+    async def _make_all_of_many(self, ready: Sequence[Ready]) -> dict[str, Submitted | Exception]:
+        """As `_make_all`, for runs of several users."""
+        made: dict[str, Submitted | Exception] = {}
+        present = []
+        for one in ready:
+            try:
+                self._gate.require_present(one.order.user)
+                present.append(one)
+            except Unauthenticated as error:
+                made[one.state.run.id] = error
+        refusals = await self._pipeline.admit_all([one.state for one in present])
+        for one, refusal in zip(present, refusals, strict=True):
+            try:
+                made[one.state.run.id] = await self._result(one, refusal)
+            except (ServiceError, StoreError) as error:
+                made[one.state.run.id] = error
+        return made
 
     def _lock(self, user: User, client_key: str) -> asyncio.Lock:
         return self._submitting.setdefault((user.name, client_key), asyncio.Lock())
@@ -235,7 +337,8 @@ class SubmissionService:
             if submission.client_key is not None:
                 earlier = await self._earlier.of(user.name, submission.client_key)
                 if earlier is not None:
-                    before = self._made_before(earlier, mapping_of(submission.configuration))
+                    written = mapping_of(submission.configuration)
+                    before = self._made_before(earlier, public(written))
                     return Member(name=name, order=order, earlier=before.state)
             live_id = self._names.live_id(name)
             if live_id is not None or self._names.takeovers.is_anothers(
@@ -253,8 +356,8 @@ class SubmissionService:
         can serve it).
         """
         plan = self._plans.of(submission)
-        self._require_time(plan)
-        self._require_allowed(plan, user)
+        require_time(plan, self._clock.now())
+        require_allowed(plan, user, self._secrets)
         name = self._names.chosen(wanted_name(submission, plan))
         plan = self._gateways.chosen(plan, self._names.live_run_of(user, name))
         order = Order(
@@ -278,14 +381,9 @@ class SubmissionService:
         """Raise Conflict unless all uploads of the plan are there."""
         await self._require_blobs(plan, user)
 
-    def _plan(self, submission: Submission) -> Plan:
-        written = mapping_of(submission.configuration)
-        keys = user_keys(submission.ssh_keys)
-        plan = to_run(parse(written), written, self._defaults, keys)
-        return kept_for_next(plan) if submission.starts_again else plan
-
-    def _made_before(self, found: RunState, written: dict[str, object]) -> Submitted:
-        if found.run.configuration != public(written):
+    def _made_before(self, found: RunState, shown: Mapping[str, object]) -> Submitted:
+        """`shown`: the configuration without secrets."""
+        if found.run.configuration != shown:
             raise key_used(found.run.name)
         return Submitted(state=self._pipeline.runs.get(found.run.id, found))
 
@@ -300,7 +398,7 @@ class SubmissionService:
 
     async def _ready(self, submission: Submission, plan: Plan, user: User) -> Submitted | Ready:
         """Check everything before anything changes, but for the end of a run to be replaced."""
-        self._require_time(plan)
+        require_time(plan, self._clock.now())
         plan = self._allowed(plan, user)
         parent = await self._parent(submission.parent, user)
         name = self._names.chosen(wanted_name(submission, plan))
@@ -339,24 +437,9 @@ class SubmissionService:
             state = self._new(name, order)
         return Ready(order=order, state=state)
 
-    def _require_time(self, plan: Plan) -> None:
-        """Raise Invalid for a run that could not start in time (docs/rules.md 4.18)."""
-        latest = plan.policy.start_before
-        if latest is not None and latest.at is not None and latest.at <= self._clock.now():
-            raise Invalid(
-                f"{latest.written} has passed: give a later time, or a duration from the "
-                f"submission such as 4h",
-                field="start_before",
-            )
-
-    def _require_allowed(self, plan: Plan, user: User) -> None:
-        """Raise Unprocessable for what this user may not have, here and in a preview alike."""
-        require_band(user, plan.policy.band)
-        self._secrets.require(plan.specs, user)
-
     def _allowed(self, plan: Plan, user: User, present: Run | None = None) -> Plan:
         """Return the plan with its gateway, if this user may have it."""
-        self._require_allowed(plan, user)
+        require_allowed(plan, user, self._secrets)
         return self._gateways.chosen(plan, present)
 
     async def _make_all(self, ready: Sequence[Ready]) -> dict[str, Submitted | Exception]:
@@ -479,6 +562,23 @@ class SubmissionService:
         if live is None or live.service is None or run.service is None:
             return None
         return why_not_in_place(live, run.type, run.policy, run.service)
+
+
+def require_time(plan: Plan, now: float) -> None:
+    """Raise Invalid for a run that could not start in time (docs/rules.md 4.18)."""
+    latest = plan.policy.start_before
+    if latest is not None and latest.at is not None and latest.at <= now:
+        raise Invalid(
+            f"{latest.written} has passed: give a later time, or a duration from the "
+            f"submission such as 4h",
+            field="start_before",
+        )
+
+
+def require_allowed(plan: Plan, user: User, secrets: SecretService) -> None:
+    """Raise Unprocessable for what this user may not have, in a preview, too."""
+    require_band(user, plan.policy.band)
+    secrets.require(plan.specs, user)
 
 
 def why_not_in_place(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from controller.forwarding import leader_feed
+from tests.unit.forwarding import submitting
 from tests.unit.forwarding.passing import Bed
 from tests.unit.forwarding.watching import WatchBed, opened_watch_bed
 
@@ -27,3 +28,14 @@ async def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     yield made
     await made.session.close()
     await made.closing.aclose()
+
+
+@pytest.fixture
+async def submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[submitting.Bed]:
+    # However busy the machine is: a kept link is still used, and no message counts as slow.
+    monkeypatch.setattr("common.proxy.upstream.IDLE_SECONDS", 3600.0)
+    monkeypatch.setattr("controller.forwarding.submissions.batches.SLOW_SECONDS", 3600.0)
+    async with submitting.opened_bed(tmp_path) as made:
+        yield made

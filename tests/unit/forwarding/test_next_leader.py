@@ -267,7 +267,7 @@ async def test_a_change_that_a_leader_held_for_all_its_time_still_goes_to_the_ne
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader can't reach its database, so it does not know that another one leads."""
-    monkeypatch.setattr(forwarder, "_AGAIN_SECONDS", LONG)
+    monkeypatch.setattr(forwarder, "AGAIN_SECONDS", LONG)
     first, lead = await in_doubt(bed)
     second = await bed.leader("two")
     second.goes_on.set()
