@@ -32,6 +32,8 @@ from controller.proxy.sealed import SealedSessions
 from controller.replica.answers import AnsweringCopy, Answers, ForPages
 from controller.replica.copy import Chosen
 from controller.replica.reading import Following
+from controller.replica.uploads import FOLDER_NAME as UPLOADS_NAME
+from controller.replica.uploads import Uploads
 from controller.service import ControllerService, Settings
 from controller.service.jobs.logs import follow_log
 from controller.store.reading import StoreReader
@@ -73,7 +75,8 @@ async def follower(
         feed, site = LeaderFeed(links), options.proxy.site
         reads = DashboardReads(store, SystemClock(), feed, key, site, final, live)
         closing.push_async_callback(reads.close)
-        answers = _answers(options, options.database, node_key, store, feed)
+        uploads = await _uploads(options, own, closing)
+        answers = _answers(options, options.database, node_key, store, feed, uploads)
         closing.push_async_callback(answers.close)
         ports = JobPorts(reads, LentWays(links, _ways_identity(secret)), secret)
         closing.push_async_callback(ports.close)
@@ -89,6 +92,7 @@ def _answers(
     key: asyncssh.SSHKey,
     store: StoreReader,
     feed: LeaderFeed,
+    uploads: Uploads | None,
 ) -> Answers:
     clock, chance, assets = SystemClock(), system_chance(), installed()
     chosen = Chosen(
@@ -111,9 +115,11 @@ def _answers(
     )
 
     def made(beginning: Beginning) -> AnsweringCopy:
-        return AnsweringCopy(beginning, store, clock, chance, chosen, pages)
+        id = beginning.installation_id
+        blobs = None if uploads is None or id is None else uploads.store(id)
+        return AnsweringCopy(beginning, store, clock, chance, chosen, pages, blobs)
 
-    return Answers(Following(StoreReader(database.reader), made, clock), feed)
+    return Answers(Following(StoreReader(database.reader), made, clock), feed, uploads)
 
 
 def _services(
@@ -146,6 +152,20 @@ async def _final_logs(
     closing.push_async_callback(logs.close)
     await logs.start()
     return logs
+
+
+async def _uploads(
+    options: Options, own: str, closing: contextlib.AsyncExitStack
+) -> Uploads | None:
+    """Return what takes uploads; None: they are on the leader's disk."""
+    if options.bucket is None:
+        return None
+    folder = options.data / UPLOADS_NAME / own
+    limits = options.max_upload, options.max_uploads_of_user
+    uploads = Uploads(folder, options.bucket, *limits)
+    closing.push_async_callback(uploads.close)
+    await uploads.start()
+    return uploads
 
 
 async def links_of_followers(
