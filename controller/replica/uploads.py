@@ -127,8 +127,10 @@ class Uploads:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await endpoint(request)
-        except (TimeoutError, Unavailable) as error:
-            self._leave_to_leader(str(error) or _LATE)
+        except TimeoutError as error:
+            raise NeedsLeader from error
+        except Unavailable as error:
+            self._leave_to_leader(str(error))
             raise NeedsLeader from error
 
     def _leave_to_leader(self, why: str) -> None:

@@ -93,13 +93,13 @@ class Code:
         (folder / "code").mkdir()
         (folder / "code/big").write_bytes(self._big)
         self.change("first")
-        task = {
+        task: dict[str, object] = {
             "type": "task",
             "files": ["code"],
             "commands": ["sha256sum code/big", "cat code/note"],
         }
         (folder / "task.yaml").write_text(json.dumps(task))
-        self.task: dict[str, object] = task
+        self.task = task
         self.client = Client(",".join(one.url for one in known), token, tell=lambda _: None)
 
     def change(self, note: str) -> None:
