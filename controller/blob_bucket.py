@@ -137,12 +137,14 @@ class BlobBucket:
         """Return the bytes of this user's other blobs."""
         return _used(await self._marks(f"{user}/"), but)
 
-    async def parts(self, user: str) -> AsyncGenerator[tuple[str, bytes], None]:
-        """Yield the digest of each blob of this user whose parts are known, and what names them:
-        the latest ones first."""
+    async def parts(
+        self, user: str, known: Collection[str]
+    ) -> AsyncGenerator[tuple[str, bytes], None]:
+        """Yield the digest of each other blob of this user whose parts are known, and what names
+        them: the latest ones first."""
         marks = await self._marks(f"{user}/")
         for mark in sorted(marks, key=lambda one: one.order, reverse=True):
-            if mark.length:
+            if mark.length and mark.digest not in known:
                 named = await self._bucket.ask(self._bucket.get, f"{_MARKS}{mark.key}")
                 yield mark.digest, named or b""
 

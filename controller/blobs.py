@@ -57,8 +57,9 @@ MIN_REMEMBERED_PART = 4096
 """Parts that are smaller on average are not remembered: nobody is charged for their names, which
 would take more than some 2 % of the blob."""
 MAX_SEARCHED_BLOBS = 16
-"""Parts of a new blob are looked for in this number of the user's latest blobs, and in as many of
-those that only the bucket has."""
+"""Parts of a new blob are looked for in this number of the user's latest blobs that are here."""
+MAX_ASKED_BLOBS = 8
+"""And in so many of those that only the bucket has: each is one more request."""
 MAX_FETCHED_BLOBS = 2
 """Of the latter, so many are fetched for a new blob: each may have a gigabyte."""
 _ALL_OF_IT = "parts of the upload are not there any more: send all of it"
@@ -347,19 +348,29 @@ class BlobStore:
     ) -> None:
         """Add sources that only the bucket has."""
         asked = fetched = 0
-        async with aclosing(bucket.parts(user)) as sent:
+        here = await asyncio.to_thread(self._known_parts, user)
+        async with aclosing(bucket.parts(user, here)) as sent:
             # It asks for one blob after the other: what is not wanted any more is not asked for.
-            while asked < MAX_SEARCHED_BLOBS and fetched < MAX_FETCHED_BLOBS:
-                if not wanted - found.keys():
-                    return
-                if (one := await anext(sent, None)) is None:
+            while asked < MAX_ASKED_BLOBS and fetched < MAX_FETCHED_BLOBS:
+                missing = wanted - found.keys()
+                if not missing or (one := await anext(sent, None)) is None:
                     return
                 asked += 1
                 there = _sources_in(self._path(one[0]), _parts_in(one[1]))
-                if there.keys() & (wanted - found.keys()):
+                if there.keys() & missing:
                     fetched += 1
                     for part, source in there.items():
                         found.setdefault(part, source)
+
+    def _known_parts(self, user: str) -> set[str]:
+        """Return the user's blobs that are here and whose parts are named here."""
+        named = set()
+        for mark in _files(self._marks(user)):
+            # Another request may remove it at any moment.
+            with suppress(FileNotFoundError):
+                if mark.stat().st_size and self._path(mark.name).exists():
+                    named.add(mark.name)
+        return named
 
     def _sources_here(self, user: str) -> dict[str, _Source]:
         marks = sorted(_files(self._marks(user)), key=_last_asked, reverse=True)

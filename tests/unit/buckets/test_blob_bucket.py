@@ -51,14 +51,14 @@ class AgedBucket(OwnBucket):
         self.stored: Callable[[str], object] = lambda key: None
 
     def put(self, key: str, data: bytes) -> None:
-        super().put(key, data)
+        # First: another thread may list it as soon as it is there.
         self._born[key] = self._wall()
+        super().put(key, data)
         self.stored(key)
 
     def copy(self, key: str, target: str) -> bool:
-        done = super().copy(key, target)
         self._born[target] = self._wall()
-        return done
+        return super().copy(key, target)
 
     def delete(self, key: str) -> None:
         self.deleting()
@@ -353,6 +353,25 @@ async def test_without_the_bucket_all_parts_come(machine: _Machine, bucket: Aged
     bucket.close()
     assert await machine("a").missing(cut(NEW), user="ada") == [named(b"n" * 10_000)]
     assert len(await machine("b").missing(cut(NEW), user="ada")) == 4
+
+
+async def test_the_bucket_is_not_asked_for_parts_that_are_named_here(
+    machine: _Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = machine("a")
+    await blobs.put(named(OLD), pieces(OLD), user="ada", parts=cut(OLD))
+    asked: list[str] = []
+    get = AgedBucket.get
+
+    def noted(bucket: AgedBucket, key: str) -> bytes | None:
+        asked.append(key)
+        return get(bucket, key)
+
+    monkeypatch.setattr(AgedBucket, "get", noted)
+    assert len(await blobs.missing(cut(NEW), user="ada")) == 1
+    assert asked == []
+    assert len(await machine("b").missing(cut(NEW), user="ada")) == 1
+    assert len(asked) == 1
 
 
 async def test_few_uploads_are_fetched_for_the_parts_of_a_new_one(
