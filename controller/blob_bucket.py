@@ -7,9 +7,10 @@ Leader and followers write them. A run is accepted on a generation that is young
 
 Removal is exact for any number of controllers, also for one that was paused in the middle of it. It
 takes the storage's time, then the blobs that live runs need, then makes sure that it still leads,
-and removes only what was older than `REMOVED_SECONDS` at that time. No name is written twice. So a
-run that is accepted later, and an upload that is acknowledged later by any controller, have
-generations that it does not remove; a run that was accepted earlier is live.
+and removes only what was older than `REMOVED_SECONDS` at that time, or has a newer generation that
+stays longer. No name is written twice. So a run that is accepted later, and an upload that is
+acknowledged later by any controller, have generations that it does not remove; a run that was
+accepted earlier is live, and what it needs is written anew from time to time.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ FRESH_SECONDS = KEPT_SECONDS / 2
 REMOVED_SECONDS = KEPT_SECONDS + FRESH_SECONDS
 """Who asks for a fresh generation writes no new one, and may still count on it for so long as
 `KEPT_SECONDS`."""
+RENEWED_SECONDS = FRESH_SECONDS - 2 * 3600.0
+"""What a live run needs is not older than `FRESH_SECONDS` when the run ends, and so stays for
+`KEPT_SECONDS` after that. Sweeps are an hour apart."""
+SETTLED_SECONDS = 3600.0
+"""So long both generations of a renewed blob stay."""
 MIN_CHARGED = 4096
 """Bytes that a file takes on a disk, however small it is."""
 MAX_REMEMBERED = 10_000
@@ -123,11 +129,13 @@ class BlobBucket:
         if found is None:
             return None
         if not self._is_fresh(newest.at):
-            await self._renew(max(marks, key=lambda one: (one.length > 0, one.order)), user)
+            await self._renew(marks, user)
         self._remember(user, digest, _Known(newest.size, min(found, began) + FRESH_SECONDS))
         return newest.size
 
-    async def _renew(self, mark: _Mark, user: str) -> None:
+    async def _renew(self, marks: Collection[_Mark], user: str) -> None:
+        """Write a fresh one of these marks, which are of one blob."""
+        mark = max(marks, key=lambda one: (one.length > 0, one.order))
         key = f"{_MARKS}{user}/{mark.digest}/{_generation(str(mark.size), '-')}"
         # A sweep may have removed it meanwhile. The user has sent the bytes all the same.
         if not await self._bucket.ask(self._bucket.copy, f"{_MARKS}{mark.key}", key):
@@ -168,9 +176,15 @@ class BlobBucket:
         `still_leads` raises if another controller may have accepted runs that `needed` lacks.
         """
         await self._bucket.ask(self._bucket.put, _SWEPT, b"")
-        old = await self._bucket.ask(self._bucket.written_at, _SWEPT) - REMOVED_SECONDS
+        now = await self._bucket.ask(self._bucket.written_at, _SWEPT)
         wanted = frozenset(needed())
         await still_leads()
+        there = await self._sweep_blobs(now, wanted)
+        await self._sweep_marks(now, wanted)
+        return set(wanted - there)
+
+    async def _sweep_blobs(self, now: float, wanted: Collection[str]) -> Collection[str]:
+        """Return the digests that were there."""
         generations: dict[str, list[Listed]] = {}
         for one in await self._bucket.ask(self._bucket.list, _BLOBS):
             digest, slash, _ = one.name.partition("/")
@@ -178,13 +192,33 @@ class BlobBucket:
                 generations.setdefault(digest, []).append(one)
         for digest, found in generations.items():
             newest = max(found, key=lambda one: (one.at, one.name))
+            if digest in wanted and newest.at < now - RENEWED_SECONDS:
+                source = f"{_BLOBS}{newest.name}"
+                await self._bucket.ask(self._bucket.copy, source, _blob(digest))
+            # Who reads the older one may be at it for some time.
+            is_settled = newest.at < now - SETTLED_SECONDS
             for one in found:
-                if one.at < old and not (digest in wanted and one is newest):
+                if one is newest:
+                    is_over = digest not in wanted and one.at < now - REMOVED_SECONDS
+                else:
+                    is_over = is_settled and one.at < now - FRESH_SECONDS
+                if is_over:
                     await self._bucket.ask(self._bucket.delete, f"{_BLOBS}{one.name}")
+        return generations.keys()
+
+    async def _sweep_marks(self, now: float, wanted: Collection[str]) -> None:
+        marks: dict[str, list[_Mark]] = {}
         for mark in await self._marks(""):
-            if mark.at < old and mark.digest not in wanted:
-                await self._bucket.ask(self._bucket.delete, f"{_MARKS}{mark.key}")
-        return set(wanted - generations.keys())
+            marks.setdefault(mark.key.rpartition("/")[0], []).append(mark)
+        for place, found in marks.items():
+            user, _, digest = place.partition("/")
+            newest = max(found, key=lambda one: one.order)
+            if digest in wanted and newest.at < now - RENEWED_SECONDS:
+                await self._renew(found, user)
+            for mark in found:
+                is_needed = digest in wanted and mark is newest
+                if mark.at < now - REMOVED_SECONDS and not is_needed:
+                    await self._bucket.ask(self._bucket.delete, f"{_MARKS}{mark.key}")
 
     async def _freshen(self, digest: str) -> float | None:
         """Make sure that a fresh generation is there; return when it was written, or None."""

@@ -182,6 +182,7 @@ async def test_what_nobody_needs_for_a_day_goes(
     await swept(blobs, DIGEST)
     assert await read(machine("c")) == CONTENT
     os.utime(blobs._folder / DIGEST, (0, 0))
+    wall.passed += REMOVED_SECONDS + 1
     await swept(blobs)
     assert await machine("d").size_for(DIGEST, "ada") is None
     assert bucket.list("uploads/blobs/") == bucket.list("uploads/marks/") == []
@@ -210,6 +211,25 @@ async def test_it_stays_for_a_day_after_a_request_that_found_it_fresh(
     for user in ("ada", "bob"):
         assert await machine("d").size_for(DIGEST, user) == len(CONTENT)
     assert await read(machine("d")) == CONTENT
+
+
+@pytest.mark.parametrize(("hours", "since"), [(1.0, 3599.0), (30.0, 0.0)])
+async def test_what_a_run_needed_stays_a_day_after_its_end(
+    machine: _Machine, bucket: AgedBucket, wall: Wall, hours: float, since: float
+) -> None:
+    """Also where the leader has no copy that its user sent there. `since`: seconds between the last
+    sweep and the end."""
+    await machine("follower").put(named(OLD), pieces(OLD), user="ada", parts=cut(OLD))
+    leader = machine("leader")
+    while wall.passed < 3 * KEPT_SECONDS:
+        wall.passed += hours * 3600
+        await swept(leader, named(OLD))
+        assert len(bucket.list("uploads/blobs/")) <= 2
+    wall.passed += since + KEPT_SECONDS - 60
+    await swept(leader)
+    assert await machine("next").size_for(named(OLD), "ada") == len(OLD)
+    assert await read(machine("next"), named(OLD)) == OLD
+    assert await machine("next").missing(cut(OLD), user="ada") == []
 
 
 async def test_a_sweep_that_was_paused_removes_nothing_of_a_run_accepted_meanwhile(
