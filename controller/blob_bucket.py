@@ -181,9 +181,9 @@ class BlobBucket:
         await still_leads()
         there = await self._sweep_blobs(now, wanted)
         await self._sweep_marks(now, wanted)
-        return set(wanted - there)
+        return set(wanted) - there
 
-    async def _sweep_blobs(self, now: float, wanted: Collection[str]) -> Collection[str]:
+    async def _sweep_blobs(self, now: float, wanted: Collection[str]) -> set[str]:
         """Return the digests that were there."""
         generations: dict[str, list[Listed]] = {}
         for one in await self._bucket.ask(self._bucket.list, _BLOBS):
@@ -204,7 +204,7 @@ class BlobBucket:
                     is_over = is_settled and one.at < now - FRESH_SECONDS
                 if is_over:
                     await self._bucket.ask(self._bucket.delete, f"{_BLOBS}{one.name}")
-        return generations.keys()
+        return set(generations)
 
     async def _sweep_marks(self, now: float, wanted: Collection[str]) -> None:
         marks: dict[str, list[_Mark]] = {}
