@@ -36,6 +36,8 @@ AWAY_SECONDS = 30.0
 """So long uploads go to the leader after the bucket or the disk here has failed."""
 ANSWER_SECONDS = 5.0
 """So long the bucket has for a question without a body; then the leader answers it."""
+STALLED_SECONDS = 300.0
+"""A client of ours gives up after so long without progress, and a vanished one says nothing."""
 TIDYING_SECONDS = 60.0
 _LATE = f"the bucket has not answered within {ANSWER_SECONDS:g} s"
 
@@ -100,6 +102,7 @@ class Uploads:
             await self._require_bucket()
             if request.method == "GET":
                 return await self._asked(request, endpoint)
+            watching = asyncio.create_task(_cut_when_stalled(request))
             try:
                 return await endpoint(request)
             except Unavailable as error:
@@ -110,6 +113,8 @@ class Uploads:
                 if request.transport is not None:
                     request.transport.abort()
                 return web.Response(status=502)
+            finally:
+                watching.cancel()
 
     async def _require_bucket(self) -> None:
         """Raises NeedsLeader if the bucket has not answered here yet, or is nobody's."""
@@ -182,3 +187,14 @@ class Uploads:
             # What can't be removed now is tried again.
             with contextlib.suppress(OSError):
                 await self._store.forget_copies(time.time() - KEPT_SECONDS, most)
+
+
+async def _cut_when_stalled(request: web.Request) -> None:
+    """It would keep room of the disk from others."""
+    content = request.content
+    while not content.is_eof():
+        come = content.total_bytes
+        await asyncio.sleep(STALLED_SECONDS)
+        if come == content.total_bytes and not content.is_eof() and request.transport is not None:
+            request.transport.abort()
+            return

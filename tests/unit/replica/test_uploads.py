@@ -233,6 +233,21 @@ async def test_a_body_that_is_cut_leaves_nothing(both: Controllers) -> None:
     assert (await said(both.bed.follower, "GET", place(BIG)))[0] == 404
 
 
+async def test_an_upload_of_which_nothing_comes_is_cut(
+    both: Controllers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that vanished says nothing."""
+
+    async def half() -> AsyncIterator[bytes]:
+        yield BIG[:1000]
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(following, "STALLED_SECONDS", 0.2)
+    with pytest.raises(aiohttp.ClientError):
+        await said(both.bed.follower, "PUT", place(BIG), data=half())
+    await eventually(lambda: both.copies == [] and both.uploads._coming == 0)
+
+
 @pytest.mark.parametrize("how", ["leads", "other origin", "compressed", "database"])
 async def test_what_the_follower_cannot_judge_goes_to_the_leader(
     both: Controllers, how: str
