@@ -8,8 +8,8 @@ one is taken from them, and only the rest is sent. A blob that no live run needs
 time after a user last asked for it, so it is still there when its run is submitted a little later.
 
 With a bucket, a blob is acknowledged only when the bucket has it, and the bucket decides what is
-there. The folder is a copy then: what it lacks is fetched, and what was here before goes to the
-bucket when it is asked for.
+there, so leader and followers can each take uploads. The folder is a copy then: what it lacks is
+fetched, and what was here before goes to the bucket when it is asked for.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from collections.abc import (
     Collection,
     Mapping,
     Sequence,
+    Set,
 )
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -40,7 +41,7 @@ import msgspec
 
 from common.files import shared_folders
 from common.files.durable import sync_folder
-from controller.blob_bucket import KEPT_SECONDS, BlobBucket
+from controller.blob_bucket import KEPT_SECONDS, MIN_CHARGED, BlobBucket
 from controller.outputs.bucket import BucketError
 from fairlead.wire.blobs import MAX_PARTS, Part
 from fairlead.wire.decoders import decoder_of
@@ -51,14 +52,16 @@ MAX_BYTES = 1 << 30
 """The limit of one blob, unless the operator sets another."""
 MAX_TIMES_OF_USER = 10
 """A user may store so many blobs of the largest size, unless the operator sets another limit."""
-MIN_CHARGED = 4096
-"""Bytes that a file takes on a disk, however small it is."""
 PIECE_BYTES = 1 << 20
 MIN_REMEMBERED_PART = 4096
 """Parts that are smaller on average are not remembered: nobody is charged for their names, which
 would take more than some 2 % of the blob."""
 MAX_SEARCHED_BLOBS = 16
-"""Parts of a new blob are looked for in this number of the user's latest blobs."""
+"""Parts of a new blob are looked for in this number of the user's latest blobs that are here."""
+MAX_ASKED_BLOBS = 8
+"""And in so many of those that only the bucket has: each is one more request."""
+MAX_FETCHED_BLOBS = 2
+"""Of the latter, so many are fetched for a new blob: each may have a gigabyte."""
 _ALL_OF_IT = "parts of the upload are not there any more: send all of it"
 _ARRIVING = ".arriving"
 _USERS = "users"
@@ -135,11 +138,16 @@ class BlobStore:
             turn = self._keeping.setdefault(user, asyncio.Lock())
             # One at a time: two uploads that end together would each count the same room as free.
             async with turn:
-                used = await self._used_by(user, digest)
-                self._check_room(self._max_of_user - used - max(size, MIN_CHARGED))
-                if self._bucket is not None:
-                    await self._bucket.mark(digest, size, user)
-                await asyncio.to_thread(self._keep, arriving, digest, size, user, parts)
+                named = _named(parts, size)
+
+                def check(used: int) -> None:
+                    self._check_room(self._max_of_user - used - max(size, MIN_CHARGED))
+
+                if self._bucket is None:
+                    check(await asyncio.to_thread(self._used, user, digest))
+                else:
+                    await self._bucket.mark(digest, size, user, named, check)
+                await asyncio.to_thread(self._keep, arriving, digest, user, named)
         except BaseException:
             # Also when the client hangs up, which cancels its request.
             with suppress(OSError):
@@ -149,7 +157,7 @@ class BlobStore:
 
     async def missing(self, parts: Sequence[Part], *, user: str) -> list[str]:
         """Return the parts, each once, that no blob of this user has."""
-        sources = await asyncio.to_thread(self._sources, user)
+        sources = await self._sources(user, {part.sha256 for part in parts})
         return list(dict.fromkeys(part.sha256 for part in parts if part.sha256 not in sources))
 
     async def put_parts(
@@ -166,9 +174,12 @@ class BlobStore:
 
         Raises PartsMissing, and as `put` does.
         """
-        sources = await asyncio.to_thread(self._sources, user)
-        if any(part.sha256 not in sources and part.sha256 not in sent for part in parts):
+        taken = {part.sha256 for part in parts if part.sha256 not in sent}
+        sources = await self._sources(user, taken)
+        if not taken <= sources.keys():
             raise PartsMissing(_ALL_OF_IT)
+        for source in {sources[part].blob.name for part in taken}:
+            await self._require_here(source)
         async with aclosing(_assembled(parts, sent, sources, pieces)) as whole:
             return await self.put(digest, whole, user=user, parts=parts)
 
@@ -187,8 +198,9 @@ class BlobStore:
         in_bucket = await self._bucket.size_for(digest, user)
         if in_bucket is None and size is not None:
             # From before there was a bucket, or from before it was emptied.
+            named = await asyncio.to_thread(_read_mark, self._marks(user) / digest)
             await self._bucket.put(digest, self._path(digest), size)
-            await self._bucket.mark(digest, size, user)
+            await self._bucket.mark(digest, size, user, named, lambda _: None)
             return size
         return in_bucket
 
@@ -212,6 +224,37 @@ class BlobStore:
                 if size is not None:
                     await self._bucket.put(digest, self._path(digest), size)
         return await asyncio.to_thread(self._sweep, needed())
+
+    async def forget_copies(self, unused_since: float, most: int) -> None:
+        """Remove the copies that nobody has used since then (Unix time), and the oldest ones beyond
+        so many bytes. The bucket has all of them."""
+        await asyncio.to_thread(self._forget_copies, unused_since, most)
+
+    def _forget_copies(self, unused_since: float, most: int) -> None:
+        kept = 0
+        for path in sorted(_files(self._folder), key=_last_asked, reverse=True):
+            # What arrives is no copy yet.
+            if path.name.endswith(_ARRIVING):
+                continue
+            # Another request may remove it at any moment.
+            with suppress(FileNotFoundError):
+                kept += path.stat().st_size
+                if kept > most or _last_asked(path) < unused_since:
+                    path.unlink()
+        for marks in _folders(self._folder / _USERS):
+            for mark in _files(marks):
+                if not self._path(mark.name).exists():
+                    mark.unlink(missing_ok=True)
+
+    async def _require_here(self, digest: str) -> None:
+        """Raises PartsMissing."""
+        if self._bucket is None:
+            return
+        try:
+            await self._fetch(self._bucket, digest)
+        except FileNotFoundError:
+            # It expired since it was looked up.
+            raise PartsMissing(_ALL_OF_IT) from None
 
     async def _fetch(self, bucket: BlobBucket, digest: str) -> None:
         """Make sure that a copy is here. Raises FileNotFoundError."""
@@ -277,33 +320,65 @@ class BlobStore:
     async def _used_by(self, user: str, but: str) -> int:
         """Return the bytes of this user's other blobs."""
         if self._bucket is not None:
-            return await self._bucket.used(user, but, MIN_CHARGED)
+            return await self._bucket.used(user, but)
         return await asyncio.to_thread(self._used, user, but)
 
-    def _keep(
-        self, arriving: Path, digest: str, size: int, user: str, parts: Sequence[Part]
-    ) -> None:
+    def _keep(self, arriving: Path, digest: str, user: str, named: bytes) -> None:
         # The mark comes after its blob: a crash in between leaves a blob that nobody may use yet.
         os.replace(arriving, self._path(digest))
         sync_folder(self._folder)
         mark = self._marks(user) / digest
         mark.touch(mode=0o600)
-        if parts and len(parts) * MIN_REMEMBERED_PART <= size:
+        if named:
             # One that a crash cuts short is no JSON, and so names no parts.
-            mark.write_bytes(msgspec.json.encode(parts))
+            mark.write_bytes(named)
         sync_folder(self._marks(user))
 
-    def _sources(self, user: str) -> dict[str, _Source]:
-        """Return where the parts of this user's latest blobs are."""
+    async def _sources(self, user: str, wanted: Set[str]) -> dict[str, _Source]:
+        """Return where parts of this user's latest blobs are, or will be once they are fetched."""
+        found = await asyncio.to_thread(self._sources_here, user)
+        if self._bucket is not None:
+            # Without the bucket, its parts come from the user.
+            with suppress(BucketError):
+                await self._find_sources(self._bucket, user, wanted, found)
+        return found
+
+    async def _find_sources(
+        self, bucket: BlobBucket, user: str, wanted: Set[str], found: dict[str, _Source]
+    ) -> None:
+        """Add sources that only the bucket has."""
+        asked = fetched = 0
+        here = await asyncio.to_thread(self._known_parts, user)
+        async with aclosing(bucket.parts(user, here)) as sent:
+            # It asks for one blob after the other: what is not wanted any more is not asked for.
+            while asked < MAX_ASKED_BLOBS and fetched < MAX_FETCHED_BLOBS:
+                missing = wanted - found.keys()
+                if not missing or (one := await anext(sent, None)) is None:
+                    return
+                asked += 1
+                there = _sources_in(self._path(one[0]), _parts_in(one[1]))
+                if there.keys() & missing:
+                    fetched += 1
+                    for part, source in there.items():
+                        found.setdefault(part, source)
+
+    def _known_parts(self, user: str) -> set[str]:
+        """Return the user's blobs that are here and whose parts are named here."""
+        named = set()
+        for mark in _files(self._marks(user)):
+            # Another request may remove it at any moment.
+            with suppress(FileNotFoundError):
+                if mark.stat().st_size and self._path(mark.name).exists():
+                    named.add(mark.name)
+        return named
+
+    def _sources_here(self, user: str) -> dict[str, _Source]:
         marks = sorted(_files(self._marks(user)), key=_last_asked, reverse=True)
         found: dict[str, _Source] = {}
         for mark in marks[:MAX_SEARCHED_BLOBS]:
-            blob, offset = self._path(mark.name), 0
-            if not blob.exists():
-                continue
-            for part in _parts_of(mark):
-                found.setdefault(part.sha256, _Source(blob, offset))
-                offset += part.size
+            blob = self._path(mark.name)
+            if blob.exists():
+                found = _sources_in(blob, _parts_in(_read_mark(mark))) | found
         return found
 
     def _used(self, user: str, but: str) -> int:
@@ -422,12 +497,34 @@ async def _read(source: _Source, size: int) -> AsyncGenerator[bytes, None]:
             yield piece
 
 
-def _parts_of(mark: Path) -> list[Part]:
+def _sources_in(blob: Path, parts: Sequence[Part]) -> dict[str, _Source]:
+    found: dict[str, _Source] = {}
+    offset = 0
+    for part in parts:
+        found.setdefault(part.sha256, _Source(blob, offset))
+        offset += part.size
+    return found
+
+
+def _named(parts: Sequence[Part], size: int) -> bytes:
+    """Return what a mark says of these parts; empty: nothing."""
+    is_remembered = parts and len(parts) * MIN_REMEMBERED_PART <= size
+    return msgspec.json.encode(parts) if is_remembered else b""
+
+
+def _parts_in(named: bytes) -> list[Part]:
     try:
-        return decoder_of(_Parts).decode(mark.read_bytes())
-    except (FileNotFoundError, msgspec.MsgspecError):
+        return decoder_of(_Parts).decode(named)
+    except msgspec.MsgspecError:
         # Without its parts the upload is sent whole.
         return []
+
+
+def _read_mark(mark: Path) -> bytes:
+    try:
+        return mark.read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def _create(path: Path) -> BinaryIO:

@@ -35,6 +35,8 @@ from controller.proxy.sealed import SealedSessions
 from controller.replica.answers import AnsweringCopy, Answers, ForPages
 from controller.replica.copy import Chosen
 from controller.replica.reading import Following
+from controller.replica.uploads import FOLDER_NAME as UPLOADS_NAME
+from controller.replica.uploads import Uploads
 from controller.service import ControllerService, Settings
 from controller.service.jobs.logs import follow_log
 from controller.store.reading import StoreReader
@@ -77,8 +79,9 @@ async def follower(
         feed, site = LeaderFeed(links), options.proxy.site
         reads = DashboardReads(store, SystemClock(), feed, key, site, final, live)
         closing.push_async_callback(reads.close)
-        following = _following(options, options.database, node_key, store)
-        answers = Answers(following, feed)
+        uploads = await _uploads(options, own, closing)
+        following = _following(options, options.database, node_key, store, uploads)
+        answers = Answers(following, feed, uploads)
         closing.push_async_callback(answers.close)
         readings = Readings(following, store, Reading(options.defaults))
         ports = JobPorts(reads, LentWays(links, _ways_identity(secret)), secret)
@@ -91,7 +94,11 @@ async def follower(
 
 
 def _following(
-    options: Options, database: Database, key: asyncssh.SSHKey, store: StoreReader
+    options: Options,
+    database: Database,
+    key: asyncssh.SSHKey,
+    store: StoreReader,
+    uploads: Uploads | None,
 ) -> Following[AnsweringCopy]:
     clock, chance, assets = SystemClock(), system_chance(), installed()
     chosen = Chosen(
@@ -114,7 +121,9 @@ def _following(
     )
 
     def made(beginning: Beginning) -> AnsweringCopy:
-        return AnsweringCopy(beginning, store, clock, chance, chosen, pages)
+        id = beginning.installation_id
+        blobs = None if uploads is None or id is None else uploads.store(id)
+        return AnsweringCopy(beginning, store, clock, chance, chosen, pages, blobs)
 
     return Following(StoreReader(database.reader), made, clock)
 
@@ -149,6 +158,20 @@ async def _final_logs(
     closing.push_async_callback(logs.close)
     await logs.start()
     return logs
+
+
+async def _uploads(
+    options: Options, own: str, closing: contextlib.AsyncExitStack
+) -> Uploads | None:
+    """Return what takes uploads; None: they are on the leader's disk."""
+    if options.bucket is None:
+        return None
+    folder = options.data / UPLOADS_NAME / own
+    limits = options.max_upload, options.max_uploads_of_user
+    uploads = Uploads(folder, options.bucket, *limits)
+    closing.push_async_callback(uploads.close)
+    await uploads.start()
+    return uploads
 
 
 async def links_of_followers(

@@ -19,8 +19,14 @@ from aiohttp.typedefs import Handler, Middleware
 from common.http import HEAD_SECONDS, is_our_failure
 from common.proxy.entry import tidy
 from common.proxy.headers import LOCAL_DOMAIN, service_of_host
-from controller.api.app import HEALTH_PATH, SERVICES_METRICS_PATH, figures, not_for_tabs
-from controller.api.http.errors import as_response, nobody_leads
+from controller.api.app import (
+    HEALTH_PATH,
+    MAX_BODY_BYTES,
+    SERVICES_METRICS_PATH,
+    figures,
+    not_for_tabs,
+)
+from controller.api.http.errors import as_response, encoded, nobody_leads
 from controller.api.http.leaving import Leaving
 from controller.api.http.origins import host_of
 from controller.api.http.streams import STREAMS, end_streams
@@ -200,7 +206,10 @@ def make_app(
     being stopped; None: never."""
     leaving = leaving or Leaving()
     endpoints = _Endpoints(forwarder, service_domain or LOCAL_DOMAIN, services, leaving)
-    app = web.Application(middlewares=[leaving.middleware, _errors_as_json, endpoints.to_services])
+    app = web.Application(
+        middlewares=[leaving.middleware, _errors_as_json, endpoints.to_services],
+        client_max_size=MAX_BODY_BYTES,
+    )
     app[STREAMS] = set()
     app.on_response_prepare.append(leaving.note_answer)
     app.on_shutdown.append(end_streams)
@@ -216,6 +225,8 @@ def make_app(
     if submissions is not None:
         for path in SUBMISSIONS:
             app.router.add_post(path, endpoints.submitted(submissions))
+    for (method, path), take in ({} if answers is None else answers.taking).items():
+        app.router.add_route(method, path, endpoints.taken(take))
     app.router.add_route("*", "/{rest:.*}", forwarder.forward)
     return app
 
@@ -305,6 +316,20 @@ class _Endpoints:
         async def endpoint(request: web.Request) -> web.StreamResponse:
             if _is_of_no_other_origin(request) and self._is_ours(request):
                 return await submissions.answer(request)
+            return await self._forwarder.forward(request)
+
+        return endpoint
+
+    def taken(self, take: Answer) -> Answer:
+        """Return what takes an upload here, or by the leader if `take` says so."""
+
+        async def endpoint(request: web.Request) -> web.StreamResponse:
+            # The leader judges pages of other origins, and what is odd.
+            is_plain = _is_of_no_other_origin(request) and encoded(request) is None
+            if is_plain and self._is_ours(request):
+                # Of the body, nothing was read then.
+                with contextlib.suppress(NeedsLeader, StoreError):
+                    return await take(request)
             return await self._forwarder.forward(request)
 
         return endpoint

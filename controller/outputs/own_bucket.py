@@ -51,11 +51,13 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class OwnBucket:
-    """The bucket of one installation. Every method may raise BucketError."""
+    """The bucket of one installation. `may_take`: whether a new one becomes this installation's at
+    the first use; else that is an error. Every method may raise BucketError."""
 
-    def __init__(self, bucket: Bucket, installation_id: str) -> None:
+    def __init__(self, bucket: Bucket, installation_id: str, *, may_take: bool = True) -> None:
         self.bucket = self._bucket = bucket
         self._installation_id = installation_id
+        self._may_take = may_take
         self._store: S3Store | None = None
         self._is_own = False
         self._is_closed = False
@@ -91,6 +93,9 @@ class OwnBucket:
     def verify(self) -> None:
         """Raise BucketOfAnother if the bucket is another installation's; take it if it is new."""
         if self._is_own:
+            return
+        if not self._may_take:
+            self.require_own()
             return
         owner = owner_of(self._bucket)
         if owner is None:

@@ -16,10 +16,13 @@ from aiohttp import web
 from common.proxy.browsers.site import Site
 from controller.aio import Watch
 from controller.api.app import Endpoint, credentials, endpoints
+from controller.api.runs import blobs as uploading
+from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
 from controller.replica.alone import NeedsLeader, is_alone
 from controller.replica.copy import Chosen, Copy
 from controller.replica.reading import Following
+from controller.replica.uploads import Uploads
 from controller.service.accounts.users import Credential
 from controller.store.reading import StoreReader
 from controller.store.turns.changed_state import Beginning
@@ -127,7 +130,8 @@ class ForPages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnsweringCopy(Copy):
-    """`endpoints`: what answers, by the path of the route."""
+    """`endpoints`: what answers, by the path of the route; `uploads`: what takes uploads, by the
+    method and the path. `blobs`: None: the leader takes them."""
 
     def __init__(
         self,
@@ -137,8 +141,9 @@ class AnsweringCopy(Copy):
         chance: Chance,
         chosen: Chosen,
         pages: ForPages,
+        blobs: BlobStore | None = None,
     ) -> None:
-        super().__init__(beginning, reader, clock, chance, chosen)
+        super().__init__(beginning, reader, clock, chance, chosen, blobs)
         dashboard = Dashboard(
             self.service,
             pages.key,
@@ -153,6 +158,11 @@ class AnsweringCopy(Copy):
             **_of_the_api(self, credentials(self.service), ""),
             **_of_the_api(self, dashboard.for_api, API, compressed=True),
             **{path: dashboard.reading[path] for path in _paths_of_pages()},
+        }
+        self.uploads: Mapping[tuple[str, str], Endpoint] = {
+            (route.method, route.path): endpoint
+            for route, endpoint in endpoints(self.service, credentials(self.service))
+            if blobs is not None and route in uploading.ROUTES
         }
 
 
@@ -178,11 +188,17 @@ def _paths_of_pages() -> list[str]:
 
 class Answers:
     """The routes of all copies, one after another. `feed`: tells which changes the leader has
-    named."""
+    named. `uploads`: None: the leader takes them."""
 
-    def __init__(self, following: Following[AnsweringCopy], feed: FeedPosition) -> None:
+    def __init__(
+        self,
+        following: Following[AnsweringCopy],
+        feed: FeedPosition,
+        uploads: Uploads | None = None,
+    ) -> None:
         self._following = following
         self._feed = feed
+        self._uploads = uploads
 
     @property
     def routes(self) -> Mapping[str, Answer]:
@@ -190,6 +206,26 @@ class Answers:
         NeedsLeader."""
         paths = [prefix + path for prefix in ("", API) for path in sorted(ANSWERED)]
         return {path: self._answer(path) for path in (*paths, *_paths_of_pages())}
+
+    @property
+    def taking(self) -> Mapping[tuple[str, str], Answer]:
+        """What takes uploads and answers about them, by the method and the path of the route. Each
+        raises StoreError and NeedsLeader; then it has read nothing of the body."""
+        uploads = self._uploads
+        if uploads is None:
+            return {}
+        routes = ((route.method, route.path) for route in uploading.ROUTES)
+        return {route: self._take(uploads, route) for route in routes}
+
+    def _take(self, uploads: Uploads, route: tuple[str, str]) -> Answer:
+        async def found() -> Endpoint:
+            endpoint = (await self._following.now()).uploads.get(route)
+            # The database did not know its installation when this copy was made.
+            if endpoint is None:
+                raise NeedsLeader
+            return endpoint
+
+        return lambda request: uploads.answer(request, found)
 
     @property
     def has_copy(self) -> bool:

@@ -56,8 +56,8 @@ class Submitters(msgspec.Struct, frozen=True):
 
 
 class Copy:
-    """The state as it was at `turn`, and the services that answer from it. It changes nothing
-    anywhere, has no secret's value, and knows no node's connection."""
+    """The state as it was at `turn`, and the services that answer from it. It changes nothing but
+    `blobs`, has no secret's value, and knows no node's connection."""
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class Copy:
         clock: Clock,
         chance: Chance,
         chosen: Chosen,
+        blobs: BlobStore | None = None,
     ) -> None:
         snapshot = beginning.snapshot
         self.turn = beginning.turn
@@ -83,7 +84,7 @@ class Copy:
                 store=store,
                 logs=cast(LogStore, Absent()),
                 outputs=cast(OutputStore, Absent()),
-                blobs=cast(BlobStore, Absent()),
+                blobs=cast(BlobStore, Absent()) if blobs is None else blobs,
             ),
             LiveParts(
                 pipeline=self._pipeline,

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from controller.lifecycle.machines.model import Machine
 from controller.lifecycle.model import Allocation, Fleet, Node, RunState
-from controller.store import queries
+from controller.store import queries, schema
 from controller.store.accounts import ServiceKey, StoredSecret, StoredToken, User
 from controller.store.base import Gateway, Snapshot
 from controller.store.rows import (
@@ -108,9 +108,11 @@ def _by_key(
 
 
 class Beginning(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is live, after this turn. `ended`: the ended runs that still occupy something."""
+    """All that is live, after this turn. `ended`: the ended runs that still occupy something.
+    `installation_id`: whose database it is; None: it is new."""
 
     turn: Turn
+    installation_id: str | None
     snapshot: Snapshot
     ended: tuple[RunState, ...]
 
@@ -121,6 +123,7 @@ def beginning(connection: sa.Connection, used_since: float) -> Beginning:
     ended = (queries.find_run(connection, run_id, None) for run_id in ids)
     return Beginning(
         turn=turn,
+        installation_id=schema.installation_of(connection),
         snapshot=snapshot,
         ended=tuple(state for state in ended if state is not None),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from controller.service.runs.submissions import SubmissionService
 from fairlead import Client, Conflict
 from fairlead.submission import SENT_AGAIN
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
-from tests.unit.cli.conftest import Fairlead, PlayedNode
+from tests.unit.cli.conftest import Fairlead, PlayedNode, Result
 from tests.unit.cli.output import of
 
 Use = Callable[[Client, dict[str, Any]], object]
@@ -27,11 +27,15 @@ class Disk:
 
     def __init__(self, uploads: Path) -> None:
         self.losses = 0
+        self.before: Callable[[], Awaitable[object]] | None = None
+        """What happens before a loss."""
         self._uploads = uploads
 
-    def look(self) -> None:
+    async def look(self) -> None:
         if self.losses:
             self.losses -= 1
+            if self.before is not None:
+                await self.before()
             shutil.rmtree(self._uploads)
             self._uploads.mkdir()
 
@@ -41,7 +45,7 @@ def disk(controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     made, require = Disk(tmp_path / "blobs"), SubmissionService._require_blobs
 
     async def looking(self: SubmissionService, *given: Any) -> None:
-        made.look()
+        await made.look()
         await require(self, *given)
 
     monkeypatch.setattr(SubmissionService, "_require_blobs", looking)
@@ -141,3 +145,86 @@ async def test_a_watched_task_is_submitted_once_more(
     await command.hears("train: done")
     command.interrupt()
     await command.ended()
+
+
+class Service:
+    """A live service with code, and its file."""
+
+    def __init__(self, start: Fairlead, controller: Controller, folder: Path) -> None:
+        self._start = start
+        self._controller = controller
+        self.code, self._file = folder / "app.py", folder / "web.yaml"
+        self.code.write_text("1")
+
+    def write(self, command: str) -> None:
+        self._file.write_text(
+            "type: service\nname: web\nimage: busybox\nport: 80\nreplicas: 1\n"
+            f"commands: ['{command}']\nfiles: [app.py]\n"
+        )
+
+    async def apply(self, *words: str) -> Result:
+        return await of(self._start, "apply", "-f", str(self._file), "-d", *words)
+
+    @property
+    def deployments(self) -> list[object]:
+        """The commands of each."""
+        (state,) = self._controller.pipeline.runs.values()
+        return [one.configuration["commands"] for one in state.run.deployments]
+
+
+@pytest.fixture
+async def service(start: Fairlead, controller: Controller, tmp_path: Path) -> Service:
+    made = Service(start, controller, tmp_path)
+    made.write("one")
+    assert (await made.apply()).status == 0
+    return made
+
+
+async def test_a_change_of_a_service_is_asked_for_once_more(service: Service, disk: Disk) -> None:
+    service.write("two")
+    disk.losses = 1
+    result = await service.apply()
+    assert (result.status, SENT_AGAIN in result.err) == (0, True), result.err
+    assert service.deployments == [["one"], ["two"]]
+    assert result.err.count("commands: ") == 1, "the user has agreed"
+    assert result.err.count("deployment 1 is being rolled out") == 1
+
+
+async def test_a_change_of_a_service_whose_code_is_lost_twice_is_told(
+    service: Service, disk: Disk
+) -> None:
+    service.write("two")
+    disk.losses = 2
+    result = await service.apply()
+    assert result.status == 1
+    assert "is missing or expired; apply the run again" in result.err
+    assert (service.deployments, disk.losses) == ([["one"]], 0)
+
+
+async def test_a_change_of_other_code_is_shown_again(service: Service, disk: Disk) -> None:
+    async def edited() -> None:
+        service.code.write_text("2")
+
+    service.write("two")
+    disk.losses, disk.before = 1, edited
+    result = await service.apply()
+    assert result.status == 0, result.err
+    assert result.err.count("commands: ") == 2
+    assert service.deployments == [["one"], ["two"]]
+
+
+async def test_a_service_that_somebody_changed_meanwhile_is_shown_again(
+    service: Service, disk: Disk
+) -> None:
+    """Here to what was wanted."""
+
+    async def deployed() -> None:
+        result = await service.apply()
+        assert result.status == 0, result.err
+
+    service.write("two")
+    disk.losses, disk.before = 1, deployed
+    result = await service.apply()
+    assert result.status == 0, result.err
+    assert "web is as the file says; nothing was changed" in result.err
+    assert service.deployments == [["one"], ["two"]]

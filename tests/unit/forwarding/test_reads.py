@@ -110,10 +110,11 @@ async def opened_bed(
     bucket: LogBucket | None = None,
     answers: Callable[[StoreReader, SqliteDatabase], Answers] | None = None,
     ports: Callable[[Reads], Routes] | None = None,
+    blobs: Callable[[str], BlobStore] | None = None,
 ) -> AsyncIterator[Bed]:
     database = FollowedSqlite(tmp_path)
     store = SqlStore(database)
-    await store.open()
+    boot = await store.open()
     as_double = cast(MemoryStore, store)
     logs, outputs = LogStore(tmp_path / "logs", bucket), OutputStore(tmp_path / "outputs")
     keys = await asyncio.to_thread(KeyFile.open, tmp_path / "secrets.key")
@@ -121,7 +122,7 @@ async def opened_bed(
         as_double,
         logs,
         await _gate(as_double),
-        BlobStore(tmp_path / "blobs"),
+        BlobStore(tmp_path / "blobs") if blobs is None else blobs(boot.installation_id),
         Vault(keys),
         MetricHistory(tmp_path / "metrics"),
         outputs,

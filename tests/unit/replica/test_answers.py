@@ -25,6 +25,7 @@ from controller.lifecycle.model import (
 from controller.replica.answers import ANSWERED, AnsweringCopy, Answers, FeedPosition, ForPages
 from controller.replica.copy import Chosen
 from controller.replica.reading import Following
+from controller.replica.uploads import Uploads
 from controller.service import Settings
 from controller.store import schema
 from controller.store.reading import StoreReader
@@ -52,15 +53,18 @@ def make_answers(
     database: SqliteDatabase,
     feed: FeedPosition,
     providers: tuple[str, ...] = (),
+    uploads: Uploads | None = None,
 ) -> Answers:
     chance = system_chance()
     pages = ForPages(key=PAGES_KEY, now=asyncio.get_running_loop().time, assets=Assets())
     chosen = Chosen(settings=Settings(node_key="ssh-ed25519 AAAA"), providers=providers)
 
     def made(beginning: Beginning) -> AnsweringCopy:
-        return AnsweringCopy(beginning, reader, CLOCK, chance, chosen, pages)
+        id = beginning.installation_id
+        blobs = None if uploads is None or id is None else uploads.store(id)
+        return AnsweringCopy(beginning, reader, CLOCK, chance, chosen, pages, blobs)
 
-    return Answers(Following(StoreReader(database.reader), made, CLOCK), feed)
+    return Answers(Following(StoreReader(database.reader), made, CLOCK), feed, uploads)
 
 
 @pytest.fixture

@@ -106,7 +106,9 @@ def apply(
                 sent = with_failed_sets(client, sent, failed_of)
             return {**wish, "configuration": sent}
 
-        follow = with_code_there(send, lambda body: submitted(client, body, yes, lost), output.note)
+        follow = with_code_there(
+            send, lambda body: submitted(client, body, yes, lost, send), output.note
+        )
     return follow(detach, json)
 
 
@@ -118,10 +120,14 @@ def submit_and_follow(
 
 
 def submitted(
-    client: ControllerClient, wish: dict[str, Any], yes: bool, lost: ConnectionLost | None = None
+    client: ControllerClient,
+    wish: dict[str, Any],
+    yes: bool,
+    lost: ConnectionLost | None = None,
+    send: Callable[[], dict[str, Any]] | None = None,
 ) -> Callable[[bool, bool], int]:
     """Submit, and return what goes on with the run: it takes `detach` and `json`. `lost`: as of
-    `submit`."""
+    `submit`; `send`: as of `change_in_place`."""
     live = None
     if wish["if_exists"] == "error":
         live = _live_service(client, wish["configuration"], wish["name"])
@@ -132,7 +138,7 @@ def submitted(
 
     service = live
     return lambda detach, json: change_in_place(
-        client, service, wish, yes=yes, detach=detach, json=json
+        client, service, wish, yes=yes, detach=detach, json=json, send=send
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -18,11 +20,14 @@ from fairlead.documents.services import (
     ServiceGroupView,
     ServiceView,
 )
+from fairlead.errors import ApiError
 from fairlead.follow import until_answered
 from fairlead.model.service import DeploymentState
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 from fairlead.patience import Outages
 from fairlead.rest import ControllerClient, decode, service_path
+from fairlead.submission import SENT_AGAIN
+from fairlead.wire.errors import NOT_UPLOADED
 
 _PAUSE_SECONDS = 0.5
 
@@ -160,30 +165,39 @@ def rollback(service: str, /, *, to: int | None = None, json: Json = False) -> i
 def change_in_place(
     client: ControllerClient,
     service: str,
-    wish: dict[str, object],
+    wish: dict[str, Any],
     *,
     yes: bool,
     detach: bool,
     json: bool,
+    send: Callable[[], dict[str, Any]] | None = None,
 ) -> int:
     """Show what a configuration changes of a live service, ask, and roll it out.
 
-    Unless `detach`, follow the rollout; the status is 1 when its version was not rolled out.
+    If the controller has lost the code, `send` sends it again and returns the wish, and the change
+    is asked for once more. Unless `detach`, follow the rollout; the status is 1 when its version
+    was not rolled out.
     """
     path = service_path(service, "deployments")
-    body = {"configuration": wish["configuration"], "ssh_keys": wish["ssh_keys"]}
-    asked = decode(client.post(path, {**body, "only_ask": True}), DeployView)
-    if not asked.changes:
-        output.note(f"{service} is as the file says; nothing was changed")
-        if json:
+    asked = _asked(client, path, wish)
+    agreed = _agreed(service, asked, yes=yes)
+    try:
+        made = _rolled_out(client, path, wish) if agreed else None
+    except ApiError as error:
+        # The controller looks for the code before it changes anything.
+        if error.code != NOT_UPLOADED or send is None:
+            raise
+        output.note(SENT_AGAIN)
+        again = send()
+        # Meanwhile somebody may have changed the service, or the code.
+        before, asked = (asked.changes, wish["configuration"]), _asked(client, path, again)
+        is_same = before == (asked.changes, again["configuration"])
+        agreed = is_same or _agreed(service, asked, yes=yes)
+        made = _rolled_out(client, path, again) if agreed else None
+    if made is None:
+        if json and not asked.changes:
             output.emit_json(msgspec.json.encode(asked))
-        return 0
-    for change in asked.changes:
-        output.note(f"  {change.field}: {_value(change.before)} -> {_value(change.after)}")
-    if not yes and not _agreed(service):
-        output.note("nothing was changed")
-        return 1
-    made = decode(client.post(path, body), DeployView)
+        return 1 if asked.changes else 0
     number = made.service.deployment
     output.note(f"{service}: deployment {number} is being rolled out")
     status = 0
@@ -195,6 +209,32 @@ def change_in_place(
     if json:
         output.emit_json(msgspec.json.encode(made))
     return status
+
+
+def _asked(client: ControllerClient, path: str, wish: dict[str, Any]) -> DeployView:
+    """Return what would change."""
+    return decode(client.post(path, {**_body(wish), "only_ask": True}), DeployView)
+
+
+def _rolled_out(client: ControllerClient, path: str, wish: dict[str, Any]) -> DeployView:
+    return decode(client.post(path, _body(wish)), DeployView)
+
+
+def _body(wish: dict[str, Any]) -> dict[str, Any]:
+    return {"configuration": wish["configuration"], "ssh_keys": wish["ssh_keys"]}
+
+
+def _agreed(service: str, asked: DeployView, *, yes: bool) -> bool:
+    """Show what would change; return whether there is something, and it is wanted."""
+    if not asked.changes:
+        output.note(f"{service} is as the file says; nothing was changed")
+        return False
+    for change in asked.changes:
+        output.note(f"  {change.field}: {_value(change.before)} -> {_value(change.after)}")
+    if yes or _is_wanted(service):
+        return True
+    output.note("nothing was changed")
+    return False
 
 
 def _follow_rollout(
@@ -232,7 +272,7 @@ def _progress(found: ServiceView, number: int) -> str:
     return f"{found.name}: {ready} of {wanted} replicas of deployment {number} are ready"
 
 
-def _agreed(service: str) -> bool:
+def _is_wanted(service: str) -> bool:
     """Ask on a terminal; a script that applies a file means it."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True

@@ -1,0 +1,200 @@
+"""Uploads that a follower takes: into the installation's bucket, with the leader's own code.
+
+The leader finds them there when a run is submitted. What came is copied here as at the leader, so
+that parts of it need not come again; the bucket has all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+from aiohttp import web
+
+from common.refusals import Unavailable
+from controller.api.app import Endpoint
+from controller.blob_bucket import KEPT_SECONDS, BlobBucket
+from controller.blobs import BlobStore
+from controller.outputs.bucket import Bucket, BucketError
+from controller.outputs.own_bucket import OwnBucket
+from controller.replica.alone import NeedsLeader
+from fairlead.wire.errors import UPLOAD_NOT_STORED
+
+log = logging.getLogger(__name__)
+
+FOLDER_NAME = "followed-uploads"
+MAX_KEPT_BYTES = 1 << 30
+"""Of all copies together, at each tidying."""
+MIN_FREE_BYTES = 1 << 30
+"""So much of the disk stays free beside what comes: this controller may have to lead."""
+AWAY_SECONDS = 30.0
+"""So long uploads go to the leader after the bucket or the disk here has failed."""
+ANSWER_SECONDS = 5.0
+"""So long the bucket has for a question without a body; then the leader answers it."""
+STALLED_SECONDS = 300.0
+"""A client of ours gives up after so long without progress, and a vanished one says nothing."""
+TIDYING_SECONDS = 60.0
+_LATE = f"the bucket has not answered within {ANSWER_SECONDS:g} s"
+
+
+class Uploads:
+    """`folder` belongs to this object alone. The limits are those of the leader, in bytes."""
+
+    def __init__(
+        self, folder: Path, bucket: Bucket, max_bytes: int, max_of_user: int | None
+    ) -> None:
+        self._folder = folder
+        self._bucket = bucket
+        self._max_bytes = max_bytes
+        self._max_of_user = max_of_user
+        self._own: OwnBucket | None = None
+        self._store: BlobStore | None = None
+        self._is_found = False
+        """Whether the bucket has said that it is this installation's."""
+        self._away_until = float("-inf")
+        """By the loop's clock."""
+        self._coming = 0
+        """Bytes that uploads that have begun may take of the disk."""
+        self._tidying: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Remove what an earlier process has left."""
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        self._tidying = asyncio.create_task(self._tidy())
+
+    async def close(self) -> None:
+        if self._own is not None:
+            self._own.close()
+        if self._tidying is not None:
+            self._tidying.cancel()
+            await asyncio.wait({self._tidying})
+
+    def store(self, installation_id: str) -> BlobStore:
+        """Return the uploads of this installation: always the same ones. Threads may call it, one
+        at a time."""
+        if self._store is None:
+            # Whose it is, the leader writes into a new bucket.
+            self._own = OwnBucket(self._bucket, installation_id, may_take=False)
+            self._store = BlobStore(
+                self._folder,
+                max_bytes=self._max_bytes,
+                max_of_user=self._max_of_user,
+                bucket=BlobBucket(self._own),
+            )
+        return self._store
+
+    async def answer(
+        self, request: web.Request, find: Callable[[], Awaitable[Endpoint]]
+    ) -> web.StreamResponse:
+        """Answer with the endpoint that `find` returns. Raises what `find` does, and NeedsLeader:
+        then nothing of the body was read."""
+        if asyncio.get_running_loop().time() < self._away_until:
+            raise NeedsLeader
+        with self._expected(self._size(request)):
+            if request.method == "PUT":
+                await self._require_room()
+            endpoint = await find()
+            await self._require_bucket()
+            if request.method == "GET":
+                return await self._asked(request, endpoint)
+            watching = asyncio.create_task(_cut_when_stalled(request))
+            try:
+                return await endpoint(request)
+            except Unavailable as error:
+                self._leave_to_leader(str(error))
+                if error.code != UPLOAD_NOT_STORED:
+                    raise
+                # The leader may have room: a client that is cut begins again, and gets there.
+                if request.transport is not None:
+                    request.transport.abort()
+                return web.Response(status=502)
+            finally:
+                watching.cancel()
+
+    async def _require_bucket(self) -> None:
+        """Raises NeedsLeader if the bucket has not answered here yet, or is nobody's."""
+        if self._is_found or self._own is None:
+            return
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._own.ask(self._own.require_own)
+        except (TimeoutError, BucketError) as error:
+            self._leave_to_leader(str(error) or _LATE)
+            raise NeedsLeader from error
+        self._is_found = True
+
+    async def _asked(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await endpoint(request)
+        except TimeoutError as error:
+            raise NeedsLeader from error
+        except Unavailable as error:
+            self._leave_to_leader(str(error))
+            raise NeedsLeader from error
+
+    def _leave_to_leader(self, why: str) -> None:
+        self._away_until = asyncio.get_running_loop().time() + AWAY_SECONDS
+        log.warning("uploads are left to the leader for %.0f s: %s", AWAY_SECONDS, why)
+
+    def _size(self, request: web.Request) -> int:
+        """Return the bytes that the request may take of the disk."""
+        if request.method != "PUT":
+            return 0
+        length = request.content_length
+        # One in parts is joined here with what the user has sent before.
+        if length is None or request.path.endswith("/parts"):
+            return self._max_bytes
+        return min(length, self._max_bytes)
+
+    async def _require_room(self) -> None:
+        """Raises NeedsLeader if what comes may not fit."""
+        try:
+            if await self._has_room():
+                return
+            await self._forget_copies(most=0)
+            if await self._has_room():
+                return
+        except OSError as error:
+            log.warning("an upload is left to the leader: %s", error)
+        raise NeedsLeader
+
+    async def _has_room(self) -> bool:
+        await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True, mode=0o700)
+        free = (await asyncio.to_thread(shutil.disk_usage, self._folder)).free
+        return free >= self._coming + MIN_FREE_BYTES
+
+    @contextlib.contextmanager
+    def _expected(self, size: int) -> Iterator[None]:
+        self._coming += size
+        try:
+            yield
+        finally:
+            self._coming -= size
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(TIDYING_SECONDS)
+            await self._forget_copies(most=MAX_KEPT_BYTES)
+
+    async def _forget_copies(self, most: int) -> None:
+        if self._store is not None:
+            # What can't be removed now is tried again.
+            with contextlib.suppress(OSError):
+                await self._store.forget_copies(time.time() - KEPT_SECONDS, most)
+
+
+async def _cut_when_stalled(request: web.Request) -> None:
+    """It would keep room of the disk from others."""
+    content = request.content
+    while not content.is_eof():
+        come = content.total_bytes
+        await asyncio.sleep(STALLED_SECONDS)
+        if come == content.total_bytes and not content.is_eof() and request.transport is not None:
+            request.transport.abort()
+            return
