@@ -19,7 +19,7 @@ from aiohttp import web
 from common.refusals import Unavailable
 from controller.api.app import Endpoint
 from controller.blob_bucket import KEPT_SECONDS, BlobBucket
-from controller.blobs import BlobStore
+from controller.blobs import MAX_FETCHED_BLOBS, BlobStore
 from controller.outputs.bucket import Bucket, BucketError
 from controller.outputs.own_bucket import OwnBucket
 from controller.replica.alone import NeedsLeader
@@ -91,14 +91,15 @@ class Uploads:
     async def answer(
         self, request: web.Request, find: Callable[[], Awaitable[Endpoint]]
     ) -> web.StreamResponse:
-        """Answer with the endpoint that `find` returns. Raises what `find` does, and NeedsLeader:
-        then nothing of the body was read."""
+        """Answer with the endpoint that `find` returns for a user. Raises what `find` does, and
+        NeedsLeader: then nothing of the body was read."""
         if asyncio.get_running_loop().time() < self._away_until:
             raise NeedsLeader
+        # Who has no token takes no room from others.
+        endpoint = await find()
         with self._expected(self._size(request)):
             if request.method == "PUT":
                 await self._require_room()
-            endpoint = await find()
             await self._require_bucket()
             if request.method == "GET":
                 return await self._asked(request, endpoint)
@@ -147,8 +148,10 @@ class Uploads:
         if request.method != "PUT":
             return 0
         length = request.content_length
-        # One in parts is joined here with what the user has sent before.
-        if length is None or request.path.endswith("/parts"):
+        # One in parts is joined here with what the user has sent before, which may be fetched.
+        if request.path.endswith("/parts"):
+            return (1 + MAX_FETCHED_BLOBS) * self._max_bytes
+        if length is None:
             return self._max_bytes
         return min(length, self._max_bytes)
 

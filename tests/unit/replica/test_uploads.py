@@ -329,13 +329,19 @@ async def test_an_upload_for_which_there_may_be_no_room_goes_to_the_leader(
     monkeypatch.setattr(shutil, "disk_usage", usage)
     free = following.MIN_FREE_BYTES + len(CONTENT)
     assert (await said(follower, "PUT", place(CONTENT), data=CONTENT))[0] == 200
+    # Who may not upload takes no room from others.
+    assert (await said(follower, "PUT", place(BIG), "unknown", data=BIG))[0] == 401
+    assert both.copies == [named(CONTENT)]
     free -= 1
     assert (await said(follower, "PUT", place(CONTENT), data=CONTENT))[0] == TO_THE_LEADER
     assert both.copies == []
     # How much one in parts takes is known when it has come.
-    free = following.MIN_FREE_BYTES + LIMIT - 1
+    # Two uploads that only the bucket has may be fetched for it.
+    free = following.MIN_FREE_BYTES + 3 * LIMIT - 1
     joined = in_parts(OLD)
     assert (await said(follower, "PUT", place(OLD, "/parts"), data=joined))[0] == TO_THE_LEADER
+    free += 1
+    assert (await said(follower, "PUT", place(OLD, "/parts"), data=joined))[0] == 409
     assert (await said(follower, "GET", place(CONTENT)))[0] == 200
 
 
