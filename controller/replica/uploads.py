@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 from aiohttp import web
@@ -19,7 +21,7 @@ from aiohttp import web
 from common.refusals import Unavailable
 from controller.api.app import Endpoint
 from controller.blob_bucket import KEPT_SECONDS, BlobBucket
-from controller.blobs import MAX_FETCHED_BLOBS, BlobStore
+from controller.blobs import BlobStore
 from controller.outputs.bucket import Bucket, BucketError
 from controller.outputs.own_bucket import OwnBucket
 from controller.replica.alone import NeedsLeader
@@ -85,6 +87,7 @@ class Uploads:
                 max_bytes=self._max_bytes,
                 max_of_user=self._max_of_user,
                 bucket=BlobBucket(self._own),
+                reserve=self._reserved,
             )
         return self._store
 
@@ -144,16 +147,12 @@ class Uploads:
         log.warning("uploads are left to the leader for %.0f s: %s", AWAY_SECONDS, why)
 
     def _size(self, request: web.Request) -> int:
-        """Return the bytes that the request may take of the disk."""
+        """Return the bytes that may come. One in parts is joined here with what the user has sent
+        before, which the store has reserved then."""
         if request.method != "PUT":
             return 0
         length = request.content_length
-        # One in parts is joined here with what the user has sent before, which may be fetched.
-        if request.path.endswith("/parts"):
-            return (1 + MAX_FETCHED_BLOBS) * self._max_bytes
-        if length is None:
-            return self._max_bytes
-        return min(length, self._max_bytes)
+        return self._max_bytes if length is None else min(length, self._max_bytes)
 
     async def _require_room(self) -> None:
         """Raises NeedsLeader if what comes may not fit."""
@@ -171,6 +170,15 @@ class Uploads:
         await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True, mode=0o700)
         free = (await asyncio.to_thread(shutil.disk_usage, self._folder)).free
         return free >= self._coming + MIN_FREE_BYTES
+
+    @contextlib.asynccontextmanager
+    async def _reserved(self, size: int) -> AsyncIterator[None]:
+        """Raises OSError."""
+        with self._expected(size):
+            # Copies may be what the upload is joined with: they stay.
+            if size and not await self._has_room():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            yield
 
     @contextlib.contextmanager
     def _expected(self, size: int) -> Iterator[None]:
