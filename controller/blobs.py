@@ -32,7 +32,7 @@ from collections.abc import (
     Sequence,
     Set,
 )
-from contextlib import aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, BinaryIO
 from weakref import WeakValueDictionary
@@ -95,7 +95,8 @@ _Parts = Annotated[list[Part], msgspec.Meta(max_length=MAX_PARTS)]
 
 class BlobStore:
     """The blobs of all users. Every method may raise OSError, of which BucketError is one. A user's
-    name must be a valid file name."""
+    name must be a valid file name. `reserve`: keeps room for so many bytes, beside those that come,
+    for the time of its block; it may raise OSError."""
 
     def __init__(
         self,
@@ -105,8 +106,10 @@ class BlobStore:
         max_of_user: int | None = None,
         bucket: BlobBucket | None = None,
         now: Callable[[], float] = time.time,
+        reserve: Callable[[int], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self._folder = folder
+        self._reserve = reserve
         self._max_bytes = max_bytes
         enough = MAX_TIMES_OF_USER * max_bytes
         self._max_of_user = enough if max_of_user is None else max_of_user
@@ -178,10 +181,14 @@ class BlobStore:
         sources = await self._sources(user, taken)
         if not taken <= sources.keys():
             raise PartsMissing(_ALL_OF_IT)
-        for source in {sources[part].blob.name for part in taken}:
-            await self._require_here(source)
-        async with aclosing(_assembled(parts, sent, sources, pieces)) as whole:
-            return await self.put(digest, whole, user=user, parts=parts)
+        self._check_size(sum(part.size for part in parts))
+        blobs = {sources[part].blob.name for part in taken}
+        joined = sum(part.size for part in parts if part.sha256 in taken)
+        async with self._reserve(joined + await self._size_elsewhere(blobs)):
+            for source in blobs:
+                await self._require_here(source)
+            async with aclosing(_assembled(parts, sent, sources, pieces)) as whole:
+                return await self.put(digest, whole, user=user, parts=parts)
 
     async def size(self, digest: str) -> int | None:
         """Return its size; None when it is not there. The call keeps it for another day."""
@@ -245,6 +252,16 @@ class BlobStore:
             for mark in _files(marks):
                 if not self._path(mark.name).exists():
                     mark.unlink(missing_ok=True)
+
+    async def _size_elsewhere(self, digests: Collection[str]) -> int:
+        """Return the bytes of those of these blobs that only the bucket has."""
+        if self._bucket is None:
+            return 0
+        size = 0
+        for digest in digests:
+            if not await asyncio.to_thread(self._path(digest).exists):
+                size += await self._bucket.size(digest) or 0
+        return size
 
     async def _require_here(self, digest: str) -> None:
         """Raises PartsMissing."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -218,14 +219,16 @@ class Answers:
         return {route: self._take(uploads, route) for route in routes}
 
     def _take(self, uploads: Uploads, route: tuple[str, str]) -> Answer:
-        async def found() -> Endpoint:
-            endpoint = (await self._following.now()).uploads.get(route)
+        async def found(request: web.Request) -> Endpoint:
+            copy = await self._following.now()
+            endpoint = copy.uploads.get(route)
             # The database did not know its installation when this copy was made.
             if endpoint is None:
                 raise NeedsLeader
+            credentials(copy.service)(request)
             return endpoint
 
-        return lambda request: uploads.answer(request, found)
+        return lambda request: uploads.answer(request, partial(found, request))
 
     @property
     def has_copy(self) -> bool:

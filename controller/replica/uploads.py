@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 from aiohttp import web
@@ -85,20 +87,22 @@ class Uploads:
                 max_bytes=self._max_bytes,
                 max_of_user=self._max_of_user,
                 bucket=BlobBucket(self._own),
+                reserve=self._reserved,
             )
         return self._store
 
     async def answer(
         self, request: web.Request, find: Callable[[], Awaitable[Endpoint]]
     ) -> web.StreamResponse:
-        """Answer with the endpoint that `find` returns. Raises what `find` does, and NeedsLeader:
-        then nothing of the body was read."""
+        """Answer with the endpoint that `find` returns for a user. Raises what `find` does, and
+        NeedsLeader: then nothing of the body was read."""
         if asyncio.get_running_loop().time() < self._away_until:
             raise NeedsLeader
+        # Who has no token takes no room from others.
+        endpoint = await find()
         with self._expected(self._size(request)):
             if request.method == "PUT":
                 await self._require_room()
-            endpoint = await find()
             await self._require_bucket()
             if request.method == "GET":
                 return await self._asked(request, endpoint)
@@ -143,14 +147,12 @@ class Uploads:
         log.warning("uploads are left to the leader for %.0f s: %s", AWAY_SECONDS, why)
 
     def _size(self, request: web.Request) -> int:
-        """Return the bytes that the request may take of the disk."""
+        """Return the bytes that may come. One in parts is joined here with what the user has sent
+        before, which the store has reserved then."""
         if request.method != "PUT":
             return 0
         length = request.content_length
-        # One in parts is joined here with what the user has sent before.
-        if length is None or request.path.endswith("/parts"):
-            return self._max_bytes
-        return min(length, self._max_bytes)
+        return self._max_bytes if length is None else min(length, self._max_bytes)
 
     async def _require_room(self) -> None:
         """Raises NeedsLeader if what comes may not fit."""
@@ -168,6 +170,15 @@ class Uploads:
         await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True, mode=0o700)
         free = (await asyncio.to_thread(shutil.disk_usage, self._folder)).free
         return free >= self._coming + MIN_FREE_BYTES
+
+    @contextlib.asynccontextmanager
+    async def _reserved(self, size: int) -> AsyncIterator[None]:
+        """Raises OSError."""
+        with self._expected(size):
+            # Copies may be what the upload is joined with: they stay.
+            if size and not await self._has_room():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            yield
 
     @contextlib.contextmanager
     def _expected(self, size: int) -> Iterator[None]:

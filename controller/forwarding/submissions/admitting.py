@@ -6,6 +6,7 @@ again, and all that depends on what is live is decided here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -32,6 +33,8 @@ from controller.store.base import Commits
 from controller.store.errors import LeaseLost, StoreUnavailable
 from fairlead.configuration.runs.plan import Plan
 
+log = logging.getLogger(__name__)
+
 _MAX_KNOWN = 32
 _MAX_KNOWN_BYTES = 64 << 10
 """A larger plan is read each time."""
@@ -55,15 +58,18 @@ class Admitting:
         if request.headers.get(READING) != await self._reading.digest():
             raise web.HTTPConflict
         message = _message(await request.read())
-        plans = [self._plan_of(data) for data in message.plans]
         asked: list[list[Planned]] = []
         answers: list[Answer | None] = []
         for one in message.asked:
             try:
-                asked.append(self._planned(one, plans))
+                asked.append(self._planned(one, message.plans))
                 answers.append(None)
             except Unauthenticated as error:
                 answers.append(self._refused(request, error))
+            # A plan that only its own file can be blamed for keeps none of the others waiting.
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                log.error("a follower's plan can't be read: %s", error)
+                answers.append(_BY_ITSELF)
         results = iter(await self._service.runs.submissions.submit_planned(asked))
         whole = [
             self._result(request, one, next(results)) if answer is None else answer
@@ -72,10 +78,12 @@ class Admitting:
         body = _encoded(Answers(answers=tuple(whole)))
         return web.Response(body=body, content_type=CONTENT)
 
-    def _planned(self, asked: Asked, plans: Sequence[Plan]) -> list[Planned]:
-        """Raises Unauthenticated."""
+    def _planned(self, asked: Asked, encoded: Sequence[bytes]) -> list[Planned]:
+        """`encoded`: the plans of the message. Raises Unauthenticated, and what decoding raises."""
         gate = self._service.accounts.gate
         user = gate.users[gate.token_with_id(asked.token).user]
+        numbers = {one.plan for one in asked.submissions}
+        plans = {number: self._plan_of(encoded[number]) for number in numbers}
         return [
             Planned(
                 submission=Submission(
@@ -101,7 +109,11 @@ class Admitting:
         (one,) = found
         if isinstance(one, Exception):
             return self._refused(request, one)
-        body = msgspec.json.encode(view_of(self._service, one.state))
+        try:
+            body = msgspec.json.encode(view_of(self._service, one.state))
+        # It is no reason to tell the others nothing.
+        except Exception as error:
+            return self._refused(request, error)
         return Answer(status=status_of(one), body=body)
 
     def _refused(self, request: web.Request, error: Exception) -> Answer:

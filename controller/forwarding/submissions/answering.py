@@ -85,7 +85,7 @@ class Submissions:
         """Return the leader's answer. Raises PassOn."""
         seconds, now = self._forwarder.hold_seconds, asyncio.get_running_loop().time
         until, held = (began := now()) + seconds, 0.0
-        room, size = self._forwarder.room, request.content_length or 0
+        room, size = self._forwarder.room, read.size
         with self._hang_ups.watched(request):
             while True:
                 waiting = Waiting(read, until)

@@ -23,7 +23,7 @@ from controller.forwarding.follower_links import (
     PERHAPS_DONE,
     SUBMISSIONS_PATH,
 )
-from controller.forwarding.leader_links import LeaderLinks, Link, NobodyLeads, NoLink
+from controller.forwarding.leader_links import LeaderLinks, Link, NobodyLeads
 from controller.forwarding.submissions.messages import (
     CONTENT,
     READING,
@@ -133,7 +133,8 @@ class Batches:
         done."""
         timer = None
         try:
-            with room.place(held_size(size)) as has_place:
+            # All of it is here, also a plan that is larger than its file.
+            with room.place(held_size(0) + size) as has_place:
                 self._queue.append(waiting)
                 self._send()
                 # Without a place it goes at once, or not at all.
@@ -202,7 +203,8 @@ class Batches:
                 # This controller is being stopped, or their time is over.
                 stops = now() < until - _TIMER_SECONDS
                 self._refuse(error, math.inf if stops else until)
-            except NoLink as error:
+            # Whatever it is: those who wait would ask again without a pause.
+            except Exception as error:
                 self._refuse(error, math.inf)
         self._queue.clear()
         return None

@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from common.refusals import ServiceError
+from controller.aio import in_stretches
 from controller.api.app import token_of
 from controller.api.http.routes import decode_body
 from controller.api.runs.runs import (
@@ -64,21 +65,19 @@ class PlannedHere(msgspec.Struct, frozen=True):
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that the leader may be given. `plans`: those of its submissions, in their order."""
+    """A request that the leader may be given. `plans`: those of its submissions, in their order.
+    `size`: the bytes that it takes of a message, at most: of its body and its plans."""
 
     token: str
     submissions: tuple[Given, ...]
     plans: tuple[bytes, ...]
     is_batch: bool
+    size: int
 
     @property
     def is_keyed(self) -> bool:
         """Whether it may be done twice."""
         return all(one.client_key is not None for one in self.submissions)
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.plans))
 
 
 class Readings:
@@ -96,9 +95,20 @@ class Readings:
         ConfigurationError); NeedsLeader, StoreError: it is the leader's to read."""
         given = token_of(request)
         token = await self._confirmed(lambda found: found.gate.token_of(given))
-        submissions = await self._submissions(request.path, data)
-        is_batch = request.path == SEVERAL
-        planned = [await self._plan(one, token, is_alone=not is_batch) for one in submissions]
+        try:
+            return await self._read(request.path, data, token)
+        except (ServiceError, ConfigurationError):
+            # It may have been revoked since the copy was read: then its file is nobody's.
+            (await self._copies.now()).submitters.gate.token_of(given)
+            raise
+
+    async def _read(self, path: str, data: bytes, token: StoredToken) -> Read:
+        submissions = await self._submissions(path, data)
+        is_batch = path == SEVERAL
+        planned = [
+            await self._plan(one, token, is_alone=not is_batch)
+            async for one in in_stretches(submissions)
+        ]
         numbers: dict[bytes, int] = {}
         asked = tuple(
             Given(
@@ -110,15 +120,18 @@ class Readings:
             )
             for submission, one in zip(submissions, planned, strict=True)
         )
-        read = Read(
+        size = sum(map(len, numbers))
+        if size > MAX_PLAN_BYTES:
+            raise NeedsLeader
+        return Read(
             token=token.id,
             submissions=asked,
             plans=tuple(numbers),
             is_batch=is_batch,
+            # Names and keys are as long as their users like: a message that the leader does not
+            # take would be refused to all.
+            size=len(data) + size,
         )
-        if read.size > MAX_PLAN_BYTES:
-            raise NeedsLeader
-        return read
 
     async def _submissions(self, path: str, data: bytes) -> list[Submission]:
         """Raises Invalid, Unavailable."""

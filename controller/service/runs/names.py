@@ -5,6 +5,7 @@ A takeover reserves a name for the client that replaces the run that has it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TypeAlias
 
 import msgspec
@@ -41,10 +42,13 @@ class Names:
         live = self._pipeline.runs.get(self.live_id(name) or "")
         return live.run if live is not None and live.run.user == user.name else None
 
-    def chosen(self, wanted: str | None) -> str:
-        """Return this name, or a new one that is free. Raises Invalid."""
+    def chosen(self, wanted: str | None, besides: Collection[str] = ()) -> str:
+        """Return this name, or a new one that is free, and is none of those `besides`. Raises
+        Invalid."""
         if wanted is None:
-            return generate_name(self._pick, lambda name: self.live_id(name) is not None)
+            return generate_name(
+                self._pick, lambda name: name in besides or self.live_id(name) is not None
+            )
         if not is_run_name(wanted):
             raise Invalid(
                 f"{wanted!r} is not a run name: {RunName.ALLOWED}",

@@ -124,6 +124,8 @@ class Batch:
     def __init__(self, earlier: Mapping[str, RunState]) -> None:
         self.earlier = earlier
         self.ready: list[Ready] = []
+        self.names: set[str] = set()
+        """Those of the runs that are ready."""
         self._outcomes: list[Submitted | Exception | Ready] = []
         self._by_key: dict[str, tuple[Submission, Submitted | Exception | Ready]] = {}
 
@@ -131,10 +133,14 @@ class Batch:
         self._outcomes.append(outcome)
         if one.client_key is not None and one.client_key not in self._by_key:
             self._by_key[one.client_key] = (one, outcome)
-            if isinstance(outcome, Ready):
-                self.ready.append(outcome)
-        elif one.client_key is None and isinstance(outcome, Ready):
+            self._note(outcome)
+        elif one.client_key is None:
+            self._note(outcome)
+
+    def _note(self, outcome: Submitted | Exception | Ready) -> None:
+        if isinstance(outcome, Ready):
             self.ready.append(outcome)
+            self.names.add(outcome.state.run.name)
 
     def same_key(self, one: Submission) -> Submitted | Exception | Ready | None:
         """Return the outcome of an earlier submission of this request with the same client key.

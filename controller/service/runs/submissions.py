@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Protocol
@@ -186,7 +186,7 @@ class SubmissionService:
                     return self._made_before(earlier, public(written))
                 if (same := batch.same_key(one)) is not None:
                     return same
-            return await self._ready(one, self._plans.of(one), user)
+            return await self._ready(one, self._plans.of(one), user, batch.names)
         except (ServiceError, ConfigurationError, StoreError) as error:
             return error
 
@@ -209,7 +209,7 @@ class SubmissionService:
             outcomes: list[list[Submitted | Exception | Ready] | None] = []
             names: set[str] = set()
             async for request, is_quick in in_stretches(list(zip(asked, quick, strict=True))):
-                found = await self._outcomes(request, earlier) if is_quick else None
+                found = await self._outcomes(request, earlier, names) if is_quick else None
                 own = [] if found is None else _names_of(found)
                 # The second one of a name is judged when the first one has it.
                 if len(own) + len(names) > len(names.union(own)):
@@ -242,17 +242,25 @@ class SubmissionService:
         return True
 
     async def _outcomes(
-        self, request: Sequence[Planned], earlier: Mapping[tuple[str, str], RunState]
+        self,
+        request: Sequence[Planned],
+        earlier: Mapping[tuple[str, str], RunState],
+        names: Collection[str],
     ) -> list[Submitted | Exception | Ready]:
+        """`names`: those that other requests of the message get."""
         found: list[Submitted | Exception | Ready] = []
-        for one in request:
+        besides = set(names)
+        async for one in in_stretches(request):
             key = _key_of(one)
             try:
                 if key is not None and key in earlier:
                     found.append(self._made_before(earlier[key], one.plan.configuration))
                 else:
-                    found.append(await self._ready(one.submission, one.plan, one.user))
-            except (ServiceError, StoreError) as error:
+                    ready = await self._ready(one.submission, one.plan, one.user, besides)
+                    found.append(ready)
+                    besides.add(ready.state.run.name)
+            # Also one that nobody has thought of: it is no reason to refuse the others.
+            except Exception as error:
                 found.append(error)
         return found
 
@@ -270,8 +278,9 @@ class SubmissionService:
         for one, refusal in zip(present, refusals, strict=True):
             try:
                 made[one.state.run.id] = await self._result(one, refusal)
-            except (ServiceError, StoreError) as error:
-                made[one.state.run.id] = error
+            except Exception as error:
+                # The run that was stored is the answer, also if it can't be read again.
+                made[one.state.run.id] = Submitted(state=one.state) if refusal is None else error
         return made
 
     def _lock(self, user: User, client_key: str) -> asyncio.Lock:
@@ -396,12 +405,17 @@ class SubmissionService:
             raise made
         return made
 
-    async def _ready(self, submission: Submission, plan: Plan, user: User) -> Submitted | Ready:
-        """Check everything before anything changes, but for the end of a run to be replaced."""
+    async def _ready(
+        self, submission: Submission, plan: Plan, user: User, besides: Collection[str] = ()
+    ) -> Submitted | Ready:
+        """Check everything before anything changes, but for the end of a run to be replaced.
+        `besides`: names that runs before this one get in the same turn; a made-up name is none of
+        them."""
         require_time(plan, self._clock.now())
         plan = self._allowed(plan, user)
         parent = await self._parent(submission.parent, user)
-        name = self._names.chosen(wanted_name(submission, plan))
+        wanted = wanted_name(submission, plan)
+        name = self._names.chosen(wanted, besides)
         after = await resolved(plan, self._runs, user, again=submission.again)
         order = Order(
             plan=plan,
@@ -414,6 +428,10 @@ class SubmissionService:
         state = self._new(name, order)
         self._require_place(state)
         await self._require_blobs(plan, user)
+        if wanted is None and self._names.live_id(name) is not None:
+            # Another request made up the same name meanwhile.
+            name = self._names.chosen(None, besides)
+            state = self._new(name, order)
         owner = (user.name, submission.client_key)
         live_id = self._names.live_id(name)
         if self._names.takeovers.is_anothers(name, owner, live_id):
@@ -457,20 +475,24 @@ class SubmissionService:
         run, user = ready.state.run, ready.order.user
         # Name and parent were checked before the gateway was asked, which takes time.
         if isinstance(refusal, NameTaken):
+            is_made_up = wanted_name(ready.order.submission, ready.order.plan) is None
+            # A gateway has claimed a host name for that of a service.
+            if is_made_up and run.service is None:
+                return await self._made_again(ready, self._names.chosen(None))
             return self._names.taken(run.name, user)
         if isinstance(refusal, ParentGone):
             return await self._parent_ended(run.parent_id or "")
         if isinstance(refusal, PredecessorGone):
             # It ended since it was looked up, and how it ended is stored now.
-            return await self._made_again(ready)
+            return await self._made_again(ready, run.name)
         if refusal is not None:
             return refusal
         self._names.takeovers.end(run.name, (user.name, run.client_key))
         return Submitted(state=await self._runs.get(run.id))
 
-    async def _made_again(self, ready: Ready) -> Submitted | Exception:
+    async def _made_again(self, ready: Ready, name: str) -> Submitted | Exception:
         order = await self._looked_up_again(ready.order)
-        state = self._new(ready.state.run.name, order)
+        state = self._new(name, order)
         return (await self._make_all([Ready(order=order, state=state)]))[state.run.id]
 
     async def _looked_up_again(self, order: Order) -> Order:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -65,6 +67,34 @@ async def test_replace_of_what_ends_at_once_submits_at_once(api: TestClient[Any,
     status, run = await post(api, if_exists="replace")
     assert (status, run["id"] != live["id"]) == (201, True)
     assert await status_of(api, live["id"]) == "terminated"
+
+
+async def test_runs_without_names_get_names_of_their_own(
+    api: TestClient[Any, Any], controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they come in one request, or in several at once."""
+    submissions = controller.service.runs.submissions
+    # Of thousands of pairs of words, one is chosen: here always the same one.
+    monkeypatch.setattr(submissions._names, "_pick", lambda _: 0)
+    async with api.post("/v1/runs:batch", json={"runs": [{"configuration": HELLO}] * 3}) as got:
+        assert [one["status"] for one in (await got.json())["results"]] == [201] * 3
+
+    # Nobody has a name before his run is being committed.
+    for place, waits in ((submissions, "_require_blobs"), (submissions._gateways, "claim")):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, waits, at_once(getattr(place, waits)))
+            made = await asyncio.gather(submit(api), submit(api))
+        assert made[0]["name"] != made[1]["name"]
+
+
+def at_once(checked: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    both = asyncio.Barrier(2)
+
+    async def check(*what: Any) -> None:
+        await checked(*what)
+        await both.wait()
+
+    return check
 
 
 async def test_the_name_of_a_run_that_is_replaced_is_kept_for_who_replaces_it(

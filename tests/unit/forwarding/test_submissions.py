@@ -10,11 +10,14 @@ from typing import Any
 import aiohttp
 import pytest
 
+from controller.api.runs.runs import view_of
 from controller.forwarding.follower_links import SUBMISSIONS_PATH
+from controller.forwarding.submissions.admitting import Admitting
 from fairlead.configuration.runs.plan import Defaults
 from fairlead.model.needs import Resources
 from tests.support.waiting import eventually
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN
+from tests.unit.cli.conftest import PlayedNode
 from tests.unit.forwarding.submitting import TASK, Bed, both, on_the_way, waiting_at
 
 
@@ -304,3 +307,114 @@ async def test_a_request_with_one_name_or_key_twice_is_judged_by_the_leader_alon
         statuses = [one["status"] for one in found["results"]]
         assert statuses == ([201, 409] if "name" in twice else [201, 201])
     assert leader.passed_on == {"/v1/runs:batch": 2, SUBMISSIONS_PATH: 0}
+
+
+async def test_a_run_that_must_wait_for_the_end_of_another_one_is_answered_so(
+    submitted: Bed,
+) -> None:
+    _, follower = await both(submitted)
+    live = (await follower.submit(name="same"))[1]
+    node = PlayedNode(submitted.controller)
+    await node.runs("same")
+    asked = {"configuration": {**TASK, "priority": 9}, "name": "same", "if_exists": "replace"}
+    for _ in range(2):
+        status, run, _ = await follower.submit(**asked, client_key="a")
+        assert (status, run["id"], run["status"]) == (202, live["id"], "terminating")
+    # Its name is kept for who replaces it, also from others that come in messages.
+    status, refused, _ = await follower.submit(name="same", if_exists="keep")
+    assert (status, refused["error"]["code"]) == (409, "name_taken")
+    await node.ends("same", 0)
+    status, run, _ = await follower.submit(**asked, client_key="a")
+    assert status == 201
+    assert run["id"] != live["id"]
+
+
+async def test_long_names_of_some_are_no_reason_to_refuse_the_others(
+    submitted: Bed,
+) -> None:
+    leader, follower = await both(submitted)
+    first = await on_the_way(leader, follower)
+    long = [asyncio.create_task(follower.submit(name="a" * 60_000)) for _ in range(40)]
+    await eventually(lambda: waiting_at(follower) == 40)
+    other = asyncio.create_task(follower.submit(name="other"))
+    await eventually(lambda: waiting_at(follower) == 41)
+    leader.goes_on.set()
+    await first
+    assert (await other)[0] == 201
+    assert {(await one)[0] for one in long} == {400}
+
+
+async def test_an_error_about_one_of_a_message_is_the_answer_to_that_one_alone(
+    submitted: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, follower = await both(submitted)
+    first = await on_the_way(leader, follower)
+    names = ("unread", "broken", "unshown", "fine")
+    asked = [
+        asyncio.create_task(follower.submit(configuration={**TASK, "env": {"A": name}}, name=name))
+        for name in names
+    ]
+    await eventually(lambda: waiting_at(follower) == 4)
+    submissions = type(submitted.controller.service.runs.submissions)
+    planned, ready = Admitting._plan_of, submissions._ready
+
+    def read(self: Admitting, data: bytes) -> Any:
+        return planned(self, data[:-1] if b"unread" in data else data)
+
+    async def checked(self: Any, submission: Any, *more: Any) -> Any:
+        if submission.name == "broken":
+            raise KeyError("a fault of the controller")
+        return await ready(self, submission, *more)
+
+    def shown(service: Any, state: Any) -> Any:
+        if state.run.name == "unshown":
+            raise KeyError("a fault of the controller")
+        return view_of(service, state)
+
+    monkeypatch.setattr(Admitting, "_plan_of", read)
+    monkeypatch.setattr(submissions, "_ready", checked)
+    monkeypatch.setattr("controller.forwarding.submissions.admitting.view_of", shown)
+    leader.goes_on.set()
+    await first
+    answers = {name: await one for name, one in zip(names, asked, strict=True)}
+    # What can't be read in a message is passed on as it came.
+    assert leader.passed_on == {"/v1/runs": 1, SUBMISSIONS_PATH: 0}
+    assert {name: one[0] for name, one in answers.items()} == {
+        "unread": 201,
+        "broken": 500,
+        "unshown": 500,
+        "fine": 201,
+    }
+    assert answers["broken"][1]["error"]["code"] == "internal"
+
+
+async def test_runs_without_names_are_never_refused_for_the_names_that_they_get(
+    submitted: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, follower = await both(submitted)
+    # Of thousands of pairs of words, one is chosen: here always the same one.
+    names = submitted.controller.service.runs.submissions._names
+    monkeypatch.setattr(names, "_pick", lambda _: 0)
+    first = await on_the_way(leader, follower)
+    single = [asyncio.create_task(follower.submit()) for _ in range(3)]
+    runs = {"runs": [{"configuration": TASK}] * 3}
+    several = asyncio.create_task(follower.post("/v1/runs:batch", runs))
+    await eventually(lambda: waiting_at(follower) == 4)
+    leader.goes_on.set()
+    await first
+    assert [(await one)[0] for one in single] == [201] * 3
+    found = [one["status"] for one in (await several)[1]["results"]]
+    there = await leader.post("/v1/runs:batch", runs)
+    assert found == [one["status"] for one in there[1]["results"]] == [201] * 3
+    assert (len(leader.messages), leader.passed_on.total()) == (2, 0)
+
+
+async def test_the_file_of_a_token_that_was_revoked_is_not_looked_at(submitted: Bed) -> None:
+    leader, follower = await both(submitted)
+    made = await leader.post("/v1/tokens", {})
+    token, id = made[1]["token"], made[1]["id"]
+    assert (await follower.post("/v1/runs", {"configuration": TASK}, token))[0] == 201
+    assert (await leader.post(f"/v1/tokens/{id}", {}, method="DELETE"))[0] == 200
+    refused = await follower.post("/v1/runs", {"configuration": {"type": "none"}}, token)
+    assert refused == await leader.post("/v1/runs", {"configuration": {"type": "none"}}, token)
+    assert refused[0] == 401

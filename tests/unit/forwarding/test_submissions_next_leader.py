@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import aiohttp
 import pytest
 
-from controller.api.http.holding import Room
+from controller.api.http.holding import Room, held_size
+from controller.forwarding.leader_links import LeaderLinks
 from controller.store.errors import LeaseTaken, NotKnown, StoreHangs, StoreUnavailable
 from tests.support.waiting import eventually
 from tests.unit.api.conftest import USER_TOKEN
@@ -290,3 +292,49 @@ async def test_a_client_of_the_leader_cannot_give_submissions_as_a_follower_does
         status, refused, _ = await at.post(path, b"", USER_TOKEN, **{"Fairlead-Client": "follower"})
         assert (status, refused["error"]["code"]) == (404, "not_found")
     assert leader.messages == []
+
+
+async def test_what_waits_is_counted_with_its_plan(submitted: Bed) -> None:
+    """A short file can have a long one."""
+    _, follower = await both(submitted)
+    await follower.lead_to(None)
+    room = follower.follower.forwarder._room = Room()
+    waiting = asyncio.create_task(follower.submit(name="one"))
+    await eventually(lambda: room.held == 1)
+    assert len(json.dumps({"configuration": TASK, "name": "one"})) < 500
+    assert room.held_bytes > held_size(1500)
+    waiting.cancel()
+    await eventually(lambda: (room.held, room.held_bytes) == (0, 0))
+
+
+async def test_a_run_that_is_stored_is_answered_though_it_cannot_be_read_again(
+    submitted: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, follower = await both(submitted)
+    sending = await on_the_way(leader, follower, name="one")
+
+    async def away(_: str) -> None:
+        raise StoreUnavailable("the database is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(submitted.controller.service.runs.submissions._runs, "get", away)
+        leader.goes_on.set()
+        status, run, _ = await sending
+    assert (status, run["name"], run["status"]) == (201, "one", "submitted")
+
+
+async def test_an_unknown_fault_of_a_connection_is_told_at_once(
+    submitted: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, follower = await both(submitted)
+    asked = 0
+
+    async def fail(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        raise RuntimeError("the library is at fault")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LeaderLinks, "get", fail)
+        assert ((await follower.submit())[0], asked) == (500, 1)
+    assert (await follower.submit())[0] == 201

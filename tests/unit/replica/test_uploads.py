@@ -329,14 +329,37 @@ async def test_an_upload_for_which_there_may_be_no_room_goes_to_the_leader(
     monkeypatch.setattr(shutil, "disk_usage", usage)
     free = following.MIN_FREE_BYTES + len(CONTENT)
     assert (await said(follower, "PUT", place(CONTENT), data=CONTENT))[0] == 200
+    # Who may not upload takes no room from others.
+    assert (await said(follower, "PUT", place(BIG), "unknown", data=BIG))[0] == 401
+    assert both.copies == [named(CONTENT)]
     free -= 1
     assert (await said(follower, "PUT", place(CONTENT), data=CONTENT))[0] == TO_THE_LEADER
     assert both.copies == []
-    # How much one in parts takes is known when it has come.
-    free = following.MIN_FREE_BYTES + LIMIT - 1
-    joined = in_parts(OLD)
-    assert (await said(follower, "PUT", place(OLD, "/parts"), data=joined))[0] == TO_THE_LEADER
     assert (await said(follower, "GET", place(CONTENT)))[0] == 200
+
+
+async def test_one_in_parts_takes_the_room_of_what_it_is_joined_with(
+    both: Controllers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower, changed = both.bed.follower, b"n" * 10_000
+    whole, joined = in_parts(OLD, *in_cuts(OLD)), in_parts(NEW, changed)
+    status, _ = await said(both.bed.leader, "PUT", place(OLD, "/parts"), data=whole)
+    assert status == 200
+    # What comes, the other upload, which only the bucket has, and its parts once more.
+    needed = len(joined) + len(OLD) + len(NEW) - len(changed)
+    free = following.MIN_FREE_BYTES + needed - 1
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, free))
+    with pytest.raises(aiohttp.ServerDisconnectedError):
+        await said(follower, "PUT", place(NEW, "/parts"), data=joined)
+    # Its client begins again.
+    assert (await said(follower, "PUT", place(NEW, "/parts"), data=joined))[0] == TO_THE_LEADER
+    assert (both.copies, both.uploads._coming) == ([], 0)
+    both.uploads._away_until, free = 0.0, free + 1
+    assert (await said(follower, "PUT", place(NEW, "/parts"), data=joined))[0] == 200
+    # The next one fetches nothing.
+    again = in_parts(NEW)
+    free = following.MIN_FREE_BYTES + len(again) + len(NEW)
+    assert (await said(follower, "PUT", place(NEW, "/parts"), data=again))[0] == 200
 
 
 async def test_a_disk_that_is_full_in_the_middle_cuts_the_upload(
