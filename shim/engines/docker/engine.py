@@ -241,6 +241,9 @@ class DockerEngine:
         try:
             if self._user_files.must_look(spec):
                 await self._call(lambda: self._user_files.look(self._api, spec))
+        except EngineError as error:
+            raise faults.of_create(error) from None
+        try:
             made = await self._created(spec, await self._oci_runtime.name())
         except Conflict as conflict:
             found = await self._call(lambda: self._api.inspect_container(name))
