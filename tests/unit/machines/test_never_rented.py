@@ -66,5 +66,5 @@ def test_what_is_reserved_is_rented_for_runs_that_name_it_and_never_for_the_leas
 def test_a_file_that_wants_spot_in_no_known_word_is_told_which_there_are(value: object) -> None:
     """YAML reads `on`, `off`, `yes` and `no` as true or false."""
     written = {"provider": "lab", "nodes": 1, "spot": value}
-    with pytest.raises(ConfigurationError, match="machines.spot: .*: write never, only or auto"):
+    with pytest.raises(ConfigurationError, match=r"machines\.spot: .*: write never, only or auto"):
         convert(written, MachinesFields, within="machines")
