@@ -37,9 +37,9 @@ _JOBS = (
     *("to rootfs at", "memory limit too low", "unable to set memory limit", "sethostname"),
     "requirement error",
 )
-"""Nothing of the node's is a folder that turned into a file, a circle of links or a long name: an
-image's WORKDIR or VOLUME is. `to rootfs at` comes before a mount's target; NVIDIA's hook prints the
-last one for an image that needs a newer driver."""
+"""A folder that turned into a file, a circle of links or a long name is an image's WORKDIR or
+VOLUME, unless it is one of the engine's own files. `to rootfs at` comes before a mount's target;
+NVIDIA's hook prints the last one for an image that needs a newer driver."""
 _HIDDEN = (f'exec: "{ENTRYPOINT}"', f"`{ENTRYPOINT}`")
 # Docker's words, since 28 after those of its networking, and Podman's.
 _ADDRESS_TAKEN = re.compile(
@@ -50,6 +50,14 @@ _ADDRESS_TAKEN = re.compile(
 _GONE_SOURCE = re.compile(
     r'mounting "(?P<source>[^"]+)" to rootfs at .*l?stat (?P=source): no such'
 )
+_ENGINES_FILE = re.compile(
+    r"^error creating overlay mount|^failed to mount|fork/exec /"
+    r"|/(sys/fs/cgroup|overlay2?/(l|[0-9a-z]{25,64}(-init)?)|containers/[0-9a-f]{64})(/[^\s:]*)?: "
+    r"(not a directory|is a directory|too many l|file name too long)"
+)
+"""What a full or broken disk, or a cgroup, makes of the engine's own files."""
+_ROOT = re.compile(r"/merged/|/rootfs")
+"""Below it are a container's files."""
 # The words of runc and of crun when the kernel refuses a value for a cgroup's limit.
 _REFUSED_LIMIT = re.compile(r"(failed to write .*|write (file|to) `[^`]+`): invalid argument")
 
@@ -84,6 +92,8 @@ def _named(error: EngineError, message: str) -> EngineError:
 
 def _is_nodes(error: DockerRefused, text: str) -> bool:
     if any(words in text for words in _NODES) or _GONE_SOURCE.search(text):
+        return True
+    if _ENGINES_FILE.search(text) and not _ROOT.search(text):
         return True
     if any(words in text for words in _JOBS) or _REFUSED_LIMIT.search(text):
         return False
