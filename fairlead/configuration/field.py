@@ -144,8 +144,9 @@ def _words(hint: object) -> tuple[str, ...]:
     bare = _bare(hint)
     if get_origin(bare) is Literal:
         return tuple(one for one in get_args(bare) if isinstance(one, str))
-    is_enumeration = isinstance(bare, type) and issubclass(bare, StrEnum)
-    return tuple(bare) if is_enumeration else ()
+    if isinstance(bare, type) and issubclass(bare, StrEnum):
+        return tuple(bare)
+    return ()
 
 
 def _allowed(hint: object) -> str | None:
