@@ -304,7 +304,9 @@ class DockerEngine:
                         self._networks.distrust(str(error))
                     fault = faults.of_start(error)
                     if faults.is_of_the_first_process(error) and self._has_runtime():
-                        fault = EngineError(f"{_HIDES_RUNTIME} ({error})")
+                        made = await self._call(partial(self._api.inspect_container, container_id))
+                        if faults.hides_the_runtime(made, error):
+                            fault = EngineError(f"{_HIDES_RUNTIME} ({error})")
                     if isinstance(fault, NodeFault):
                         self._oci_runtime.again()
                     raise fault from None

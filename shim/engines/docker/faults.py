@@ -10,6 +10,9 @@ the job's.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
 
 from shim.engines.base import NodeFault
 from shim.engines.docker.api import Conflict, DockerRefused, NotFound
@@ -40,6 +43,7 @@ _JOBS = (
 """A folder that turned into a file, a circle of links or a long name is an image's WORKDIR or
 VOLUME, unless it is one of the engine's own files. `to rootfs at` comes before a mount's target;
 NVIDIA's hook prints the last one for an image that needs a newer driver."""
+_RUNTIME = PurePosixPath(ENTRYPOINT).parent.parent
 _HIDDEN = (f'exec: "{ENTRYPOINT}"', f"`{ENTRYPOINT}`")
 # Docker's words, since 28 after those of its networking, and Podman's.
 _ADDRESS_TAKEN = re.compile(
@@ -71,6 +75,17 @@ def is_of_its_address(error: EngineError) -> bool:
 def is_of_the_first_process(error: EngineError) -> bool:
     """Return whether the container's first program was not found, or may not be run, there."""
     return any(words in str(error).lower() for words in _HIDDEN)
+
+
+def hides_the_runtime(inspected: Mapping[str, Any], error: EngineError) -> bool:
+    """Return whether the container itself is why its first program was not found, or may not be
+    run: a VOLUME of its image lies below the runtime, or its user is not root, who may enter each
+    folder. Else it is the node, whose kernel or security module may refuse it."""
+    targets = [PurePosixPath(one["Destination"]) for one in inspected.get("Mounts", ())]
+    if any(_RUNTIME in target.parents for target in targets):
+        return True
+    user, _, _ = str(inspected["Config"].get("User", "")).partition(":")
+    return "permission denied" in str(error).lower() and user not in ("", "0", "root")
 
 
 def of_create(error: EngineError) -> EngineError:

@@ -8,7 +8,7 @@ import pytest
 
 from shim.engines.base import NodeFault
 from shim.engines.docker.api import Conflict, DockerRefused, NotFound, ensure_volume
-from shim.engines.docker.faults import is_of_its_address, of_create, of_start
+from shim.engines.docker.faults import hides_the_runtime, is_of_its_address, of_create, of_start
 from shim.errors import EngineError, VolumeError
 
 RUNC = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start "
@@ -181,3 +181,23 @@ async def test_a_named_volume_is_the_nodes_fault_where_the_engine_fails(
 )  # fmt: skip
 def test_an_address_in_use_is_not_taken_for_a_port_in_use(said: str, of_its_address: bool) -> None:
     assert is_of_its_address(answer(403, said)) == of_its_address
+
+
+@pytest.mark.parametrize(
+    ("targets", "user", "why", "is_the_images"),
+    [
+        (("/opt/fairlead/runtime", "/data"), "", "no such file or directory", False),
+        (("/opt/fairlead/runtime/bin",), "", "no such file or directory", True),
+        (("/opt/fairlead/runtime2",), "7", "no such file or directory", False),
+        ((), "nobody", "permission denied", True),
+        ((), "7:0", "Permission denied", True),
+        ((), "0:7", "permission denied", False),
+        ((), "", "permission denied", False),
+    ],
+)
+def test_a_runtime_that_a_node_does_not_run_is_the_images_only_if_that_is_known(
+    targets: tuple[str, ...], user: str, why: str, is_the_images: bool
+) -> None:
+    made = {"Mounts": [{"Destination": one} for one in targets], "Config": {"User": user}}
+    said = answer(400, f'{RUNC}container process: exec: "{ENTRYPOINT}": {why}: unknown')
+    assert hides_the_runtime(made, said) is is_the_images
