@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -555,7 +555,8 @@ class UserFiles:
                 image, ["-"], name=name, network_disabled=True, host_config=host
             )
             try:
-                stat = partial(_stat, api, made["Id"], bool(mounts))
+                # Both files have the same folder.
+                stat = cache(partial(_stat, api, made["Id"], bool(mounts)))
                 target_of = partial(_target, api, made["Id"])
                 return frozenset[str]().union(*(_way(stat, target_of, one) for one in files))
             finally:
