@@ -63,10 +63,20 @@ class OrphanBook:
         return self._offered
 
     def committed(self) -> None:
-        """The offered events are stored, or never can be."""
+        """The offered events are stored."""
         offered, self._offered = self._offered, ()
         for event in offered:
             self._take(event)
+
+    def refused(self) -> None:
+        """The offered events can never be stored. They are not offered again; nothing is ended that
+        another controller would not know of."""
+        offered, self._offered = self._offered, ()
+        for event in offered:
+            if event.to_status == ENDING and event.reason is not None:
+                self._asked.pop(event.reason, None)
+            else:
+                self._take(event)
 
     def _take(self, event: Event) -> None:
         if event.kind is not EventKind.ORPHAN or event.reason is None or event.to_status is None:

@@ -51,13 +51,14 @@ class Guide(msgspec.Struct, frozen=True, kw_only=True):
     """What is said of a file's fields when one is wrong.
 
     `allowed`: what each may hold, by its path. `called`: the right path for names that others use.
-    `hints`: a sentence for names that are no fields here. `is_in_schema`: `fairlead schema`
-    describes the fields.
+    `hints`: a sentence for names that are no fields here. `words`: the only strings that some may
+    hold. `is_in_schema`: `fairlead schema` describes the fields.
     """
 
     allowed: Mapping[str, str]
     called: Mapping[str, str] = {}
     hints: Mapping[str, str] = {}
+    words: Mapping[str, tuple[str, ...]] = {}
     is_in_schema: bool = True
 
     def named_at(self, location: str) -> set[str]:
@@ -84,6 +85,7 @@ def guide_to(struct: type, within: str = "", hints: Mapping[str, str] | None = N
         allowed={path: one.allowed for path, one in described.items()},
         called={name: path for path, one in described.items() for name in one.field.called},
         hints=hints if hints is not None else getattr(struct, "HINTS", {}),
+        words={path: one.words for path, one in described.items() if one.words},
     )
 
 
@@ -192,10 +194,11 @@ def _refuse(error: msgspec.ValidationError, within: str, guide: Guide, entry: st
     if missing := _MISSING.fullmatch(what):
         field = _join(location, missing["name"])
         raise ConfigurationError(field, "is missing", guide.allowed_at(field))
-    raise ConfigurationError(location, _plainly(what, location), guide.allowed_at(location))
+    words = guide.words.get(without_indices(location), ())
+    raise ConfigurationError(location, _plainly(what, location, words), guide.allowed_at(location))
 
 
-def _plainly(what: str, location: str) -> str:
+def _plainly(what: str, location: str, words: Sequence[str]) -> str:
     expected = _EXPECTED.fullmatch(what)
     if _BOUND.match(what):
         return "is empty" if "of length" in what else "is out of range"
@@ -206,11 +209,16 @@ def _plainly(what: str, location: str) -> str:
     got = _PLAIN_NAMES.get(expected["got"], expected["got"])
     wanted = [_PLAIN_NAMES.get(name, name) for name in expected["wanted"].split(" | ")]
     wrong = f"is {got}, not {' or '.join(name for name in wanted if name != 'nothing')}"
-    return wrong + _how_to_write(expected["got"], expected["wanted"].split(" | "), location)
+    return wrong + _how_to_write(expected["got"], expected["wanted"].split(" | "), location, words)
 
 
-def _how_to_write(got: str, wanted: list[str], location: str) -> str:
-    """Return how YAML reads what was written, where it is not what its writer sees."""
+def _how_to_write(got: str, wanted: list[str], location: str, words: Sequence[str]) -> str:
+    """Return how YAML reads what was written, where it is not what its writer sees. `words`: the
+    only strings that are allowed."""
+    if words and _READ_AS_BOOL.isdisjoint(words) and got in ("int", "float", "bool"):
+        # In quotes, it would be as wrong.
+        first = ", ".join(words[:-1])
+        return f": write {first} or {words[-1]}" if first else f": write {words[-1]}"
     if "str" in wanted and got in ("int", "float", "bool"):
         return ": quote it"
     if wanted == ["str"] and location.endswith("]") and got in _READ_AS:
@@ -226,6 +234,7 @@ _INSTEAD = {
     ("gang", "int"): ": write {size: NUMBER}",
     ("resources", "array"): ": leave out the `- `",
 }
+_READ_AS_BOOL = frozenset({"on", "off", "yes", "no", "true", "false"})
 _READ_AS = {"object": "`: ` and {…} as a mapping", "array": "[…] as a list"}
 
 

@@ -50,12 +50,14 @@ class Field:
 
 class Described(msgspec.Struct, frozen=True):
     """A field of a struct. `part`: the struct of its mapping, or of its entries' mappings. `pair`:
-    the struct of an entry that is a pair, whose two names nobody has to look up."""
+    the struct of an entry that is a pair, whose two names nobody has to look up. `words`: the only
+    strings that it may hold, if there are such."""
 
     allowed: str
     field: Field
     part: type[msgspec.Struct] | None
     pair: type[msgspec.Struct] | None
+    words: tuple[str, ...] = ()
 
 
 _NOTHING = Field()
@@ -111,7 +113,7 @@ def _described(struct: type, name: str, hint: object) -> Described:
     allowed = next((one.allowed for one in fields if one.allowed), None) or _allowed(hint)
     if allowed is None:
         raise TypeError(f"{struct.__name__}.{name} does not say what it may hold")
-    return Described(allowed, field, _struct(hint, "FIELDS"), _struct(hint, "PAIR"))
+    return Described(allowed, field, _struct(hint, "FIELDS"), _struct(hint, "PAIR"), _words(hint))
 
 
 def _annotations(hint: object) -> Iterator[Field]:
@@ -131,10 +133,25 @@ def _without_none(hint: object) -> tuple[object, ...]:
     return tuple(one for one in get_args(hint) if one is not type(None))
 
 
-def _allowed(hint: object) -> str | None:
-    """Return what a type allows; None: it does not tell."""
+def _bare(hint: object) -> object:
+    """Return a type without what is annotated, and without None."""
     while get_origin(hint) is Annotated or len(_without_none(hint)) == 1:
         hint = get_args(hint)[0] if get_origin(hint) is Annotated else _without_none(hint)[0]
+    return hint
+
+
+def _words(hint: object) -> tuple[str, ...]:
+    bare = _bare(hint)
+    if get_origin(bare) is Literal:
+        return tuple(one for one in get_args(bare) if isinstance(one, str))
+    if isinstance(bare, type) and issubclass(bare, StrEnum):
+        return tuple(bare)
+    return ()
+
+
+def _allowed(hint: object) -> str | None:
+    """Return what a type allows; None: it does not tell."""
+    hint = _bare(hint)
     if get_origin(hint) is Literal:
         return ", ".join(map(str, get_args(hint)))
     if get_origin(hint) is tuple:

@@ -19,7 +19,8 @@ from shim.wires.rtnetlink import Request
 
 ROUTES, ROUTES6 = "/proc/net/route", "/proc/net/ipv6_route"
 _EVERYWHERE6 = "0" * 32
-_LOOPBACK = "lo"
+_NO_DEVICES = frozenset({"lo", "*"})
+"""The kernel names them for routes to nowhere, by IPv6 and by IPv4."""
 _OWN = "/proc/self/ns/net"
 _SECONDS = 20.0
 _PEER = struct.Struct("3i")
@@ -166,8 +167,7 @@ class Namespace:
         with suppress(WireError):
             words = (line.split() for line in self.read(ROUTES6).splitlines())
             found.update(one[9] for one in words if one[1] == "00" and one[0] == _EVERYWHERE6)
-        # The kernel's own entry for all that has no route.
-        return frozenset(found - {_LOOPBACK})
+        return frozenset(found - _NO_DEVICES)
 
     def write(self, path: str, value: str) -> None:
         """Write a setting below /proc/sys/net, which shows each process its own namespace's. Raises

@@ -89,6 +89,10 @@ _HEADER = struct.Struct("=IHHIIBBH")
 _DELETES_TABLE, _DELETES_CHAIN, _DELETES_RULE = 0xA02, 0xA05, 0xA08
 """linux/netfilter/nf_tables.h, in the subsystem 10 of nfnetlink."""
 _PLAIN = re.compile(r"[\w.-]+", re.ASCII)
+_OF_ENGINES = re.compile(
+    r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|fl-[0-9a-f]+|(cni-)?podman\d*|virbr\d+|(lxc|lxd|incus)br\d+"
+)
+"""Bridges that engines and hosts of virtual machines make for themselves."""
 _FIREWALLD = "firewalld"
 _OF_IPTABLES = ("ip", "ip6", "arp", "bridge")
 """The families in which iptables-nft has its tables, which `firewall_conflict` leaves to
@@ -125,7 +129,9 @@ def table(names: Names, runs: Mapping[str, Iterable[str]], uplinks: Collection[s
     transaction.
 
     Wires do not lead to bridges, where the engine's other containers and virtual machines are, but
-    for `uplinks`: many hosts of virtual machines have their own way out over a bridge.
+    for `uplinks`: many hosts of virtual machines have their own way out over a bridge. One that an
+    engine made stays closed: a default route over it leads to a container, such as a VPN's, and the
+    engine's other containers are there, too.
     """
     parts = []
     for run_id, wires in runs.items():
@@ -227,7 +233,8 @@ def addresses(subnet: IPv4Network) -> range:
 
 def _other_than(devices: Collection[str]) -> str:
     # The kernel allows nearly every character in a name; to nft, some would be its own.
-    listed = ", ".join(f'"{one}"' for one in sorted(devices) if _PLAIN.fullmatch(one))
+    named = (one for one in sorted(devices) if _PLAIN.fullmatch(one))
+    listed = ", ".join(f'"{one}"' for one in named if not _OF_ENGINES.fullmatch(one))
     return f"oifname != {{ {listed} }} " if listed else ""
 
 

@@ -150,9 +150,9 @@ class Wires:
         New wires get their least MTU: tunnels of clouds and VPNs have less than 1500 bytes, and a
         job would only see connections that hang.
         """
-        uplinks = self._namespace.uplinks()
-        if not uplinks or uplinks == self._uplinks:
+        if not (uplinks := self._namespace.uplinks()):
             return
+        # Each time: a device keeps its name when its MTU changes.
         links = json.loads(self._namespace.run("ip", "-j", "link", "show"))
         sizes = (int(one["mtu"]) for one in links if one["ifname"] in uplinks)
         self._mtu = min(sizes, default=_USUAL_MTU)

@@ -265,6 +265,7 @@ async def test_the_fault_of_a_container_that_cannot_run_is_the_nodes_or_the_jobs
 
 
 Odd = Callable[[Path], Sequence[str]]
+_USERS = "nobody:x:7:7::/:/bin/sh\n"
 
 
 def _runs_in_a_file(root: Path) -> Sequence[str]:
@@ -356,14 +357,14 @@ async def test_a_volume_may_hold_up_nobody_either(
     def links(root: Path) -> Sequence[str]:
         (root / "etc").mkdir()
         (root / "lists").mkdir()
-        (root / "lists/users").write_text("nobody:x:7:7::/:/bin/sh\n")
+        (root / "lists/users").write_text(_USERS)
         (root / "etc/passwd").symlink_to("/lists/users")
         return ()
 
     image = await asyncio.to_thread(_imported, dockerd, docker_world.folder / "image", links)
     volume = docker_world.folder / "volume"
     volume.mkdir()
-    (volume / "users").write_text("nobody:x:7:7::/:/bin/sh\n")
+    (volume / "users").write_text(_USERS)
     mount = MountSpec(kind=VolumeKind.HOST, source=str(volume), target="/lists")
     for number, mounts in enumerate(((), (mount,))):
         wanted = spec(docker_world, f"t{number}", "exit 0")
@@ -376,6 +377,33 @@ async def test_a_volume_may_hold_up_nobody_either(
         await docker_world.engine.create(msgspec.structs.replace(wanted, mounts=(mount,)))
 
 
+async def test_a_volume_on_the_way_of_an_images_link_may_hold_up_nobody(
+    docker_world: EngineWorld, dockerd: DockerDaemon
+) -> None:
+    """What a link leads to in the image is not where it leads to in the container."""
+
+    def links(root: Path) -> Sequence[str]:
+        for folder in ("etc", "lists", "far"):
+            (root / folder).mkdir()
+        (root / "far/passwd").write_text(_USERS)
+        (root / "lists/etc").symlink_to("/far")
+        (root / "etc/passwd").symlink_to("/lists/etc/passwd")
+        return ()
+
+    image = await asyncio.to_thread(_imported, dockerd, docker_world.folder / "image", links)
+    volume = docker_world.folder / "volume"
+    (volume / "etc").mkdir(parents=True)
+    (volume / "etc/passwd").write_text(_USERS)
+    mount = MountSpec(kind=VolumeKind.HOST, source=str(volume), target="/lists")
+    wanted = msgspec.structs.replace(spec(docker_world, "t1", "exit 0"), image=image)
+    wanted = msgspec.structs.replace(wanted, mounts=(mount,))
+    await docker_world.engine.start(await docker_world.engine.create(wanted))
+    (volume / "etc/passwd").unlink()
+    os.mkfifo(volume / "etc/passwd")
+    with pytest.raises(EngineError, match="/etc/passwd of the image or of a volume is no file"):
+        await docker_world.engine.create(msgspec.structs.replace(wanted, task_id="t2"))
+
+
 async def test_a_volume_hides_no_odd_image(
     docker_world: EngineWorld, dockerd: DockerDaemon
 ) -> None:
@@ -386,7 +414,7 @@ async def test_a_volume_hides_no_odd_image(
     left = ("create", "--name", "fairlead-look-install-1", "busybox:latest", "true")
     await asyncio.to_thread(dockerd.docker, *left)
     users = docker_world.folder / "users"
-    users.write_text("nobody:x:7:7::/:/bin/sh\n")
+    users.write_text(_USERS)
     mount = MountSpec(kind=VolumeKind.HOST, source=str(users), target="/etc/passwd")
     wanted = msgspec.structs.replace(spec(docker_world, "t1", "exit 0"), image=image)
     with pytest.raises(EngineError, match="/etc/passwd of the image"):

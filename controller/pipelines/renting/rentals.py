@@ -98,7 +98,7 @@ class Rentals:
 
     def leave_out_events(self) -> None:
         """The database refuses the events that were offered."""
-        self._orphans.committed()
+        self._orphans.refused()
 
     def put(self, machine: Machine) -> None:
         """Take over the record as it is decided."""

@@ -146,7 +146,7 @@ class FleetOffers:
         open_ = [one for one in enough if unmet(constraints, {**one.attributes, **own}) is None]
         if holding := [one.offer for one in open_ if not self._lacking(need, one)]:
             return holding
-        lacks = self._why_none(need, open_, enough) + self._had_less(enough)
+        lacks = self._why_none(need, open_, enough, own) + self._had_less(enough)
         return NoOffer(fleet=fleet.name, lacks=lacks, unknown=self.unknown(fleet))
 
     def _lacking(self, need: Need, ware: _Ware) -> list[Shortfall]:
@@ -155,11 +155,18 @@ class FleetOffers:
             self._short[key] = shortfalls(need.resources, ware.free)
         return self._short[key]
 
-    def _why_none(self, need: Need, open_: Sequence[_Ware], enough: Sequence[_Ware]) -> str:
+    def _why_none(
+        self,
+        need: Need,
+        open_: Sequence[_Ware],
+        enough: Sequence[_Ware],
+        own: Mapping[str, str],
+    ) -> str:
         """Return what the nearest offer lacks, as a sentence's end. `open_`: those of the wares
-        with the attributes that the job asks for."""
+        with the attributes that the job asks for. `own`: attributes that only this fleet has."""
         if not open_:
-            words = ", ".join(map(constraint_words, _in_the_way(need.scope[1], enough)))
+            attributes = [{**one.attributes, **own} for one in enough]
+            words = ", ".join(map(constraint_words, _in_the_way(need.scope[1], attributes)))
             return f"no offer has the attributes that the job asks for ({words})"
         # Those of one size lack the same; of them, the first name is told.
         first: dict[int, _Ware] = {}
@@ -273,10 +280,12 @@ def _for(fleet: Fleet, answer: list[T] | NoOffer | ProviderAway) -> list[T] | Ma
     return msgspec.structs.replace(answer, fleet=fleet.name)
 
 
-def _in_the_way(constraints: Sequence[Constraint], wares: Sequence[_Ware]) -> list[Constraint]:
+def _in_the_way(
+    constraints: Sequence[Constraint], offered: Sequence[Mapping[str, str]]
+) -> list[Constraint]:
     """Return the constraints that leave no offer: each of which alone does, for some offer, or else
-    those of the offer that meets the most."""
-    missing = [all_unmet(constraints, one.attributes) for one in wares]
+    those of the offer that meets the most. `offered`: the attributes of each."""
+    missing = [all_unmet(constraints, one) for one in offered]
     fewest = min(map(len, missing))
     nearest = [one for one in missing if len(one) == fewest]
     return list(

@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Generic, TypeVar
 
+import msgspec
+
 from fairlead.configuration.convert import Guide, convert, guide_to
 from fairlead.configuration.runs.checks import check_run
 from fairlead.configuration.runs.common import RunFields
@@ -47,7 +49,7 @@ class RunDefinition(ABC, Generic[C]):
             for path, allowed in guide.allowed.items()
             if path.partition(".")[0] not in self.withheld
         }
-        return Guide(allowed=given, called=guide.called, hints=guide.hints)
+        return msgspec.structs.replace(guide, allowed=given)
 
     @abstractmethod
     def check(self, written: C) -> None:

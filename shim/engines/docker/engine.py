@@ -241,6 +241,9 @@ class DockerEngine:
         try:
             if self._user_files.must_look(spec):
                 await self._call(lambda: self._user_files.look(self._api, spec))
+        except EngineError as error:
+            raise faults.of_create(error) from None
+        try:
             made = await self._created(spec, await self._oci_runtime.name())
         except Conflict as conflict:
             found = await self._call(lambda: self._api.inspect_container(name))
@@ -301,7 +304,9 @@ class DockerEngine:
                         self._networks.distrust(str(error))
                     fault = faults.of_start(error)
                     if faults.is_of_the_first_process(error) and self._has_runtime():
-                        fault = EngineError(f"{_HIDES_RUNTIME} ({error})")
+                        made = await self._call(partial(self._api.inspect_container, container_id))
+                        if faults.hides_the_runtime(made, error):
+                            fault = EngineError(f"{_HIDES_RUNTIME} ({error})")
                     if isinstance(fault, NodeFault):
                         self._oci_runtime.again()
                     raise fault from None

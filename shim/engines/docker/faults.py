@@ -10,6 +10,9 @@ the job's.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
 
 from shim.engines.base import NodeFault
 from shim.engines.docker.api import Conflict, DockerRefused, NotFound
@@ -37,9 +40,10 @@ _JOBS = (
     *("to rootfs at", "memory limit too low", "unable to set memory limit", "sethostname"),
     "requirement error",
 )
-"""Nothing of the node's is a folder that turned into a file, a circle of links or a long name: an
-image's WORKDIR or VOLUME is. `to rootfs at` comes before a mount's target; NVIDIA's hook prints the
-last one for an image that needs a newer driver."""
+"""A folder that turned into a file, a circle of links or a long name is an image's WORKDIR or
+VOLUME, unless it is one of the engine's own files. `to rootfs at` comes before a mount's target;
+NVIDIA's hook prints the last one for an image that needs a newer driver."""
+_RUNTIME = PurePosixPath(ENTRYPOINT).parent.parent
 _HIDDEN = (f'exec: "{ENTRYPOINT}"', f"`{ENTRYPOINT}`")
 # Docker's words, since 28 after those of its networking, and Podman's.
 _ADDRESS_TAKEN = re.compile(
@@ -50,6 +54,14 @@ _ADDRESS_TAKEN = re.compile(
 _GONE_SOURCE = re.compile(
     r'mounting "(?P<source>[^"]+)" to rootfs at .*l?stat (?P=source): no such'
 )
+_ENGINES_FILE = re.compile(
+    r"^error creating overlay mount|^failed to mount|fork/exec /"
+    r"|/(sys/fs/cgroup|overlay2?/(l|[0-9a-z]{25,64}(-init)?)|containers/[0-9a-f]{64})(/[^\s:]*)?: "
+    r"(not a directory|is a directory|too many l|file name too long)"
+)
+"""What a full or broken disk, or a cgroup, makes of the engine's own files."""
+_ROOT = re.compile(r"/merged/|/rootfs")
+"""Below it are a container's files."""
 # The words of runc and of crun when the kernel refuses a value for a cgroup's limit.
 _REFUSED_LIMIT = re.compile(r"(failed to write .*|write (file|to) `[^`]+`): invalid argument")
 
@@ -63,6 +75,17 @@ def is_of_its_address(error: EngineError) -> bool:
 def is_of_the_first_process(error: EngineError) -> bool:
     """Return whether the container's first program was not found, or may not be run, there."""
     return any(words in str(error).lower() for words in _HIDDEN)
+
+
+def hides_the_runtime(inspected: Mapping[str, Any], error: EngineError) -> bool:
+    """Return whether the container itself is why its first program was not found, or may not be
+    run: a VOLUME of its image lies below the runtime, or its user is not root, who may enter each
+    folder. Else it is the node, whose kernel or security module may refuse it."""
+    targets = [PurePosixPath(one["Destination"]) for one in inspected.get("Mounts", ())]
+    if any(_RUNTIME in target.parents for target in targets):
+        return True
+    user, _, _ = str(inspected["Config"].get("User", "")).partition(":")
+    return "permission denied" in str(error).lower() and user not in ("", "0", "root")
 
 
 def of_create(error: EngineError) -> EngineError:
@@ -84,6 +107,8 @@ def _named(error: EngineError, message: str) -> EngineError:
 
 def _is_nodes(error: DockerRefused, text: str) -> bool:
     if any(words in text for words in _NODES) or _GONE_SOURCE.search(text):
+        return True
+    if _ENGINES_FILE.search(text) and not _ROOT.search(text):
         return True
     if any(words in text for words in _JOBS) or _REFUSED_LIMIT.search(text):
         return False

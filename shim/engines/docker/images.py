@@ -8,11 +8,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import io
 import os
+import re
+import secrets
+import tarfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -476,12 +481,19 @@ _USER_FILES = ("/etc/passwd", "/etc/group")
 _PATH_STAT = "X-Docker-Container-Path-Stat"
 _IS_LINK, _IS_SPECIAL = 1 << 27, 0x0F280000
 """ModeSymlink and ModeType of Go's package io/fs, without folders: to read one fails at once."""
+_MAX_LINKS = 40
+"""The kernel follows no more of them (path_resolution(7))."""
+_MAX_LINK_ARCHIVE = 1 << 16
 
 
 class _PathStat(msgspec.Struct, rename="camel"):
     mode: int
     link_target: str = ""
-    """Where it leads in the end; empty: it is no link."""
+    """Where a link leads in the end."""
+
+    @property
+    def is_special(self) -> bool:
+        return bool(self.mode & _IS_SPECIAL & ~_IS_LINK)
 
 
 class UserFiles:
@@ -491,18 +503,25 @@ class UserFiles:
     dockerd and the OCI runtime read both before the job's first process runs, wherever links lead.
     For a FIFO they wait for ever, with the container's lock held: no call about it ends, and nobody
     can remove it. A device does what it does when it is opened; a watchdog restarts the machine. So
-    they are looked at before the first start of each image, and where a mount may bring others.
+    they are looked at before the first start of each image, and where a mount may bring others, on
+    the way of a link, too.
 
-    It remembers the images that were looked at. Blocking; `api` is a client of docker-py. `name` is
-    that of a container which is made to be looked at, and removed again. It has no other mounts
-    than those that matter: for some, dockerd opens what is in their place.
+    It remembers the images that were looked at. Blocking; `api` is a client of docker-py. Names of
+    containers which are made to be looked at, and removed again, begin with `name`.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._known: dict[str, frozenset[str]] = {}
-        """The paths of their files, and of those to which these lead, by the image's id."""
-        self._looking = threading.Lock()
+        """The paths on the way to the image's files, by its id."""
+        self._looking: dict[str, threading.Lock] = {}
+        """By the image's id: one that takes long holds up no other."""
+        self._lock = threading.Lock()
+        """For the next two."""
+        self._used = set[str]()
+        """The names of containers that are being looked at."""
+        self._may_be_left = True
+        """A crash, or an engine that did not answer, may have left containers."""
 
     def must_look(self, spec: ContainerSpec) -> bool:
         known = self._known.get(spec.image)
@@ -511,29 +530,69 @@ class UserFiles:
     def look(self, api: Any, spec: ContainerSpec) -> None:
         """Raise EngineError if the engine must not open one of them."""
         # One after the other: tasks that come together often have one image.
-        with self._looking:
+        with self._looking.setdefault(spec.image, threading.Lock()):
             if spec.image not in self._known:
                 # dockerd reads what is below the mounts, the OCI runtime what is in them.
-                self._known[spec.image] = self._check(api, spec.image, ())
-            if mounts := _covering(spec.mounts, self._known[spec.image]):
-                self._check(api, spec.image, mounts)
+                self._known[spec.image] = self._check(api, spec.image, (), _USER_FILES)
+        way, mounts = self._known[spec.image], list[MountSpec]()
+        # A volume may have links into another one.
+        while more := [one for one in _covering(spec.mounts, way) if one not in mounts]:
+            # To look past a file's mount, dockerd 28 opens what is in its place.
+            self._check(api, spec.image, mounts, [one.target for one in more])
+            mounts += more
+            way |= self._check(api, spec.image, mounts, _USER_FILES)
 
-    def _check(self, api: Any, image: str, mounts: Sequence[MountSpec]) -> frozenset[str]:
+    def _check(
+        self, api: Any, image: str, mounts: Sequence[MountSpec], files: Iterable[str]
+    ) -> frozenset[str]:
+        """Return the paths on the way to these files. Raises EngineError if one must not be
+        opened."""
         host = api.create_host_config(
-            network_mode="none", mounts=[request.mount(m) for m in mounts]
+            network_mode="none", mounts=[request.mount(one) for one in mounts]
         )
-        asked = {"name": self._name, "network_disabled": True, "host_config": host}
+        with self._container_name(api) as name:
+            made = api.create_container(
+                image, ["-"], name=name, network_disabled=True, host_config=host
+            )
+            try:
+                # Both files have the same folder.
+                stat = cache(partial(_stat, api, made["Id"], bool(mounts)))
+                target_of = partial(_target, api, made["Id"])
+                return frozenset[str]().union(*(_way(stat, target_of, one) for one in files))
+            finally:
+                try:
+                    api.remove_container(made["Id"], v=True, force=True)
+                # It tells nothing of the image, and the next look tries again.
+                except docker.errors.APIError:
+                    self._may_be_left = True
+
+    @contextlib.contextmanager
+    def _container_name(self, api: Any) -> Iterator[str]:
+        """Yield a name of its own: a container that the engine makes for minutes, as it copies what
+        an image has below a VOLUME, is in no other one's way."""
+        name = f"{self._name}-{secrets.token_hex(4)}"
+        with self._lock:
+            if self._may_be_left:
+                self._remove_left(api)
+                self._may_be_left = False
+            self._used.add(name)
         try:
-            made = api.create_container(image, ["-"], **asked)
-        except docker.errors.APIError:
-            # A crash may have left one, which engines say in words of their own.
-            with contextlib.suppress(docker.errors.APIError):
-                api.remove_container(self._name, v=True, force=True)
-            made = api.create_container(image, ["-"], **asked)
-        try:
-            return _checked(api, made["Id"])
+            yield name
+        except BaseException:
+            with self._lock:
+                self._may_be_left = True
+            raise
         finally:
-            api.remove_container(made["Id"], v=True, force=True)
+            with self._lock:
+                self._used.discard(name)
+
+    def _remove_left(self, api: Any) -> None:
+        names = f"^/?{re.escape(self._name)}(-[0-9a-f]{{8}})?$"
+        for one in api.containers(all=True, filters={"name": names}):
+            if self._used.isdisjoint(name.removeprefix("/") for name in one["Names"]):
+                # It may be ending, or gone.
+                with contextlib.suppress(docker.errors.APIError):
+                    api.remove_container(one["Id"], v=True, force=True)
 
 
 def _covering(mounts: Iterable[MountSpec], paths: Iterable[str]) -> list[MountSpec]:
@@ -541,25 +600,70 @@ def _covering(mounts: Iterable[MountSpec], paths: Iterable[str]) -> list[MountSp
     return [one for one in mounts if any(path.is_relative_to(one.target) for path in among)]
 
 
-def _checked(api: Any, container_id: str) -> frozenset[str]:
-    paths = set(_USER_FILES)
-    for file in _USER_FILES:
-        found = _stat(api, container_id, file)
-        if found is not None and found.mode & _IS_LINK:
-            paths.add(found.link_target)
-            found = _stat(api, container_id, found.link_target)
-        if found is not None and found.mode & _IS_SPECIAL:
-            raise EngineError(
-                f"{file} of the image or of a volume is no file, so the engine must not open it"
-            )
-    return frozenset(paths)
+def _way(
+    stat: Callable[[str], _PathStat | None], target_of: Callable[[str], str], file: str
+) -> set[str]:
+    """Return the paths on the way to the file, over links. A mount on one of them, or above it, is
+    a way to another file. Raises EngineError if the engine must not open the file."""
+    at, left, links = PurePosixPath("/"), deque(PurePosixPath(file).parts[1:]), 0
+    way, found = set[str](), None
+    while left and links <= _MAX_LINKS:
+        name = left.popleft()
+        here = at.parent if name == ".." else at / name
+        way.add(str(here.joinpath(*left)))
+        found = stat(str(here))
+        if found is None:
+            break
+        if found.mode & _IS_LINK:
+            links += 1
+            end = stat(found.link_target)
+            # dockerd 20.10 opens it to tell of the link.
+            if end is not None and end.is_special:
+                found = end
+                break
+            target = PurePosixPath(target_of(str(here)))
+            at = PurePosixPath("/") if target.is_absolute() else at
+            left.extendleft(reversed(target.parts[target.is_absolute() :]))
+        else:
+            at = here
+    if found is not None and found.is_special:
+        raise EngineError(
+            f"{file} of the image or of a volume is no file, so the engine must not open it"
+        )
+    return way
 
 
-def _stat(api: Any, container_id: str, path: str) -> _PathStat | None:
+def _stat(api: Any, container_id: str, has_mounts: bool, path: str) -> _PathStat | None:
     """Return what the engine tells of the path, without opening it. None: it is not there, or the
-    engine does not get there, as it will not when it starts the container."""
+    engine does not get there, as it will not when it starts the container.
+
+    Raises EngineError if it does not get past the mounts, as dockerd 28 does not where one lies on
+    an absolute link. The OCI runtime does.
+    """
     address = _address(api, f"/containers/{container_id}/archive")
     answer: requests.Response = api.head(address, params={"path": path}, timeout=api.timeout)
-    if answer.status_code != requests.codes.ok:
-        return None
-    return decoder_of(_PathStat).decode(base64.b64decode(answer.headers[_PATH_STAT]))
+    if answer.status_code == requests.codes.ok:
+        return decoder_of(_PathStat).decode(base64.b64decode(answer.headers[_PATH_STAT]))
+    if has_mounts and answer.status_code != requests.codes.not_found:
+        raise EngineError(
+            f"the engine cannot look at {path} with the job's volumes: mount none in the place of "
+            f"a link, or on the way to /etc/passwd and /etc/group"
+        )
+    return None
+
+
+def _target(api: Any, container_id: str, link: str) -> str:
+    """Return where the link leads, as it is written: `HEAD` tells where in the end, and not which
+    way. Raises EngineError if it is no link any more."""
+    address = _address(api, f"/containers/{container_id}/archive")
+    with api.get(address, params={"path": link}, timeout=api.timeout, stream=True) as answer:
+        is_there = answer.status_code == requests.codes.ok
+        # In a volume, it may have become a file without an end.
+        read = answer.raw.read(_MAX_LINK_ARCHIVE) if is_there else b""
+    with (
+        contextlib.suppress(tarfile.TarError),
+        tarfile.open(fileobj=io.BytesIO(read)) as archive,
+    ):
+        if (first := archive.next()) is not None and first.issym():
+            return first.linkname
+    raise EngineError(f"the engine does not tell where {link} leads")

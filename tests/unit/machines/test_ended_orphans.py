@@ -13,7 +13,7 @@ from controller.lifecycle.machines.reconcile import Traits
 from controller.service.machines.rented import RentedService
 from controller.store.accounts import User
 from controller.store.base import Changes
-from controller.store.errors import StoreUnavailable
+from controller.store.errors import StoreRefused, StoreUnavailable
 from fairlead.model.spec import Role
 from tests.doubles.clock import ManualClock
 from tests.doubles.clouds import MemoryCloud
@@ -116,6 +116,25 @@ async def test_nothing_is_ended_before_it_is_stored_that_it_is_to_end() -> None:
         # What was handed in outlives the commit that failed.
         await lab.until(lambda: not cloud.instances)
         assert not fails
+
+
+async def test_an_end_that_the_database_refuses_is_told_as_such_and_does_not_come() -> None:
+    cloud, database = MemoryCloud(offer()), MemoryDatabase()
+    async with renting(cloud, database=database, restored_at=RESTORED_AT) as lab:
+        ids = await planted(lab)
+        await lab.until(lambda: bool(database.events))
+        commit = lab.store.commit
+
+        async def refusing(changes: Changes) -> None:
+            if any(one.to_status == "ending" for one in changes.events):
+                raise StoreRefused("the value is too long", runs=frozenset({NO_RUN}))
+            await commit(changes)
+
+        lab.store.commit = refusing  # type: ignore[method-assign]
+        with pytest.raises(Unavailable, match="it was not stored"):
+            await service_of(lab).end_orphans("lab", ids, ADMIN)
+        await an_hour_later(lab)
+        assert set(cloud.instances) == set(ids)
 
 
 async def test_what_is_no_orphan_is_not_ended_and_nor_are_those_named_with_it() -> None:

@@ -9,8 +9,11 @@ import pytest
 from controller.lifecycle.inventory import Budget, Fleet
 from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.model import Constraint, Group, Resources
+from controller.lifecycle.renting_reasons import NoOffer
+from controller.scheduling.fitting.capacity import Need
 from controller.scheduling.renting import fleet_offers
 from controller.scheduling.renting.demand import Demand
+from controller.scheduling.renting.fleet_offers import FleetOffers
 from controller.scheduling.renting.machine_bins import Bin, empty_bin
 from fairlead.model.needs import Operator
 from tests.unit.machines.looking import look, sentences
@@ -120,3 +123,15 @@ def test_what_a_fleet_keeps_is_of_its_own_terms() -> None:
         ("small", "t0"),
         ("large", "t8"),
     ]
+
+
+def test_a_fleet_is_not_told_that_its_own_name_is_in_the_way() -> None:
+    both = (
+        Constraint(attribute="fleet", operator=Operator.IN, values=("f1",)),
+        Constraint(attribute="site", operator=Operator.IN, values=("berlin",)),
+    )
+    need = Need(Resources(cpu=1.0, memory=GIB, disk=0), ((), both))
+    offers = FleetOffers(shop(*OFFERS), 0.0)
+    told = [offers.fitting(fleet(name), need) for name in ("f0", "f1")]
+    words = [one.lacks.partition("asks for ")[2] for one in told if isinstance(one, NoOffer)]
+    assert words == ["(fleet in f1, site in berlin)", "(site in berlin)"]

@@ -9,6 +9,8 @@ import pytest
 from controller.lifecycle.inventory import Budget, Spot
 from controller.lifecycle.model import Resources
 from controller.scheduling.renting.never_rented import why_never
+from fairlead.configuration.convert import ConfigurationError, convert
+from fairlead.configuration.values.machines import MachinesFields
 from fairlead.model.needs import GpuNeed
 from tests.unit.machines.parts import fleet, offer
 
@@ -58,3 +60,11 @@ def test_what_is_reserved_is_rented_for_runs_that_name_it_and_never_for_the_leas
     assert "allows only reserved ones" in str(why_never(fleet(min=1), (reserved,), {}))
     poor = fleet(budget=Budget(per_hour=0.5), min=1)
     assert "lower `machines.nodes.min`" in str(why_never(poor, (reserved, *OFFERS), {}))
+
+
+@pytest.mark.parametrize("value", [True, False, 1], ids=str)
+def test_a_file_that_wants_spot_in_no_known_word_is_told_which_there_are(value: object) -> None:
+    """YAML reads `on`, `off`, `yes` and `no` as true or false."""
+    written = {"provider": "lab", "nodes": 1, "spot": value}
+    with pytest.raises(ConfigurationError, match=r"machines\.spot: .*: write never, only or auto"):
+        convert(written, MachinesFields, within="machines")

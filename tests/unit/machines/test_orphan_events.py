@@ -92,6 +92,18 @@ def test_the_end_of_what_is_gone_meanwhile_is_asked_of_nothing_that_comes_later(
     assert told(book.offer(NOW)) == [("lab/i-1", None, "kept")]
 
 
+def test_an_end_that_the_database_refuses_is_not_asked_for() -> None:
+    book = OrphanBook()
+    book.listed("lab", [orphan(quarantined=True)])
+    book.ask_for_end("lab", ["i-1"], "ada")
+    assert told(book.offer(NOW)) == [("lab/i-1", None, "ending")]
+    book.refused()
+    assert not book.is_to_end("lab", "i-1")
+    assert told(book.offer(NOW)) == [("lab/i-1", None, "kept")]
+    book.refused()
+    assert book.offer(NOW) == ()
+
+
 def test_what_was_not_committed_is_offered_again() -> None:
     book = OrphanBook()
     book.listed("lab", [orphan()])

@@ -8,12 +8,13 @@ import pytest
 
 from shim.engines.base import NodeFault
 from shim.engines.docker.api import Conflict, DockerRefused, NotFound, ensure_volume
-from shim.engines.docker.faults import is_of_its_address, of_create, of_start
+from shim.engines.docker.faults import hides_the_runtime, is_of_its_address, of_create, of_start
 from shim.errors import EngineError, VolumeError
 
 RUNC = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start "
 CRUN = "failed to create shim task: OCI runtime create failed: "
 INIT = f"{RUNC}container process: error during container init: "
+ID = "0e19e79759bee41679c887a595b2e71c2da97376d75f170439c95b03110ff04a"
 ENTRYPOINT = "/opt/fairlead/runtime/bin/fairlead-entrypoint"
 
 
@@ -28,6 +29,16 @@ ENTRYPOINT = "/opt/fairlead/runtime/bin/fairlead-entrypoint"
             "error creating overlay mount to /var/lib/docker/overlay2/x: no space left on device",
         ),
         (500, "open /var/lib/docker/containers/x/.tmp-hostconfig.json: read-only file system"),
+        # Of ext4 with 65,000 links to one file, a lower layer that is above another one, and a disk
+        # that was repaired.
+        (500, f"link ../{ID}/diff /var/lib/docker/overlay2/l/ABC: too many links"),
+        (500, f"mkdir /var/lib/docker/overlay2/{ID}-init: too many links"),
+        (
+            500,
+            f"error creating overlay mount to /var/lib/docker/overlay2/{ID}/merged: too many "
+            "levels of symbolic links",
+        ),
+        (500, f"open /var/lib/docker/containers/{ID}/config.v2.json: is a directory"),
         (503, "the engine is going away"),
     ],
 )
@@ -59,6 +70,9 @@ def test_a_lack_of_the_node_when_a_container_is_created_is_a_node_fault(
               "initialization error: nvml error: driver not loaded: unknown"),
         (500, f"{INIT}error setting cgroup config for procHooks process: no such device: unknown"),
         (409, "container is marked for removal and cannot be started"),
+        (500, f"{RUNC}container process: unable to apply cgroup configuration: mkdir "
+              "/sys/fs/cgroup/system.slice/docker-1.scope: not a directory: unknown"),
+        (500, f"{CRUN}fork/exec /usr/bin/containerd-shim-runc-v2: not a directory"),
         (400, f"{CRUN}executable file `{ENTRYPOINT}` not found: No such file or directory"),
         (500, f"{CRUN}the path `{ENTRYPOINT}` exists but it is not executable: Operation not "
               "permitted: unknown"),
@@ -86,6 +100,8 @@ def test_a_lack_of_the_node_when_a_container_is_started_is_a_node_fault(
         (500, "Cannot mkdir: /w is not a directory"),
         (500, "evalSymlinksInScope: too many links in /var/lib/docker/overlay2/x/merged/w"),
         (500, "lstat /var/lib/docker/overlay2/x/merged/xxx: file name too long"),
+        (500, f"mkdir /var/lib/docker/overlay2/{ID}/merged/w: not a directory"),
+        (500, f"mkdir /var/lib/docker/overlay2/{ID}/merged/overlay2/l/w: not a directory"),
         (500, "cannot mount volume over existing file, file exists /x/merged/f"),
     ],
 )
@@ -165,3 +181,23 @@ async def test_a_named_volume_is_the_nodes_fault_where_the_engine_fails(
 )  # fmt: skip
 def test_an_address_in_use_is_not_taken_for_a_port_in_use(said: str, of_its_address: bool) -> None:
     assert is_of_its_address(answer(403, said)) == of_its_address
+
+
+@pytest.mark.parametrize(
+    ("targets", "user", "why", "is_the_images"),
+    [
+        (("/opt/fairlead/runtime", "/data"), "", "no such file or directory", False),
+        (("/opt/fairlead/runtime/bin",), "", "no such file or directory", True),
+        (("/opt/fairlead/runtime2",), "7", "no such file or directory", False),
+        ((), "nobody", "permission denied", True),
+        ((), "7:0", "Permission denied", True),
+        ((), "0:7", "permission denied", False),
+        ((), "", "permission denied", False),
+    ],
+)
+def test_a_runtime_that_a_node_does_not_run_is_the_images_only_if_that_is_known(
+    targets: tuple[str, ...], user: str, why: str, is_the_images: bool
+) -> None:
+    made = {"Mounts": [{"Destination": one} for one in targets], "Config": {"User": user}}
+    said = answer(400, f'{RUNC}container process: exec: "{ENTRYPOINT}": {why}: unknown')
+    assert hides_the_runtime(made, said) is is_the_images

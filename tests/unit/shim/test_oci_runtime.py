@@ -224,6 +224,9 @@ class Creating:
     def create_host_config(self, **asked: Any) -> dict[str, Any]:
         return asked
 
+    def containers(self, **asked: Any) -> list[dict[str, Any]]:
+        return []
+
     def head(self, address: str, **asked: Any) -> requests.Response:
         """The image has no lists of users and groups."""
         answer = requests.Response()

@@ -64,6 +64,8 @@ def test_what_is_removed_is_what_was_added() -> None:
         (("eth0", "br0"), 'oifname != { "br0", "eth0" } '),
         (('" } accept', "br*", "br0"), 'oifname != { "br0" } '),
         (("br*",), ""),
+        (("br-lan", "bridge0"), 'oifname != { "br-lan", "bridge0" } '),
+        (("docker0", "br-0123456789ab", "fl-0123456789", "podman1", "virbr0"), ""),
     ],
 )
 def test_no_bridge_but_an_uplink_is_open_to_wires(uplinks: tuple[str, ...], but: str) -> None:
@@ -273,6 +275,7 @@ def test_the_uplinks_are_the_devices_with_a_default_route() -> None:
     assert both.uplinks() == {"eth0", "br0"}
     assert ToldNamespace(route=_ROUTES).uplinks() == {"eth0"}
     assert ToldNamespace().uplinks() == frozenset()
+    assert ToldNamespace(route=_ROUTES.replace("eth0", "*")).uplinks() == frozenset()
 
 
 class FlushedNamespace(QuietNamespace):
@@ -369,10 +372,11 @@ def _refused(*argv: str, given: str = "") -> str:
     return '[{"ifname": "br0", "mtu": 1500}]'
 
 
-def test_a_new_wire_has_the_size_of_the_nodes_way_out_by_then() -> None:
+@pytest.mark.parametrize("uplink", ["tun0", "eth0"])
+def test_a_new_wire_has_the_size_of_the_nodes_way_out_by_then(uplink: str) -> None:
     namespace = MovingNamespace()
     wires = _opened(namespace)
-    namespace.uplink, namespace.mtu = "tun0", 1200
+    namespace.uplink, namespace.mtu = uplink, 1200
     wires.repair()
     wires.attach(ATTACHED, 1, lambda: True)
     assert wires._mtu == 1200

@@ -1,0 +1,236 @@
+"""The look at a container's lists of users and groups, which must find what the engine opens."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import docker.errors
+import pytest
+import requests
+
+from fairlead.wire.shim import NetworkMode, VolumeKind
+from shim.engines.base import ContainerSpec, MountSpec
+from shim.engines.docker.images import UserFiles
+from shim.errors import EngineError
+
+_LINK, _FIFO, _FOLDER = 1 << 27, 1 << 25, 1 << 31
+FOLDER, FILE, FIFO = "folder", "file", "fifo"
+Tree = Mapping[str, str]
+"""What is at each path; `-> x`: a link to x."""
+
+PLAIN: Tree = {"/etc": FOLDER, "/etc/passwd": FILE}
+LINKED: Tree = {
+    "/etc": FOLDER,
+    "/etc/passwd": "-> /lists/etc/passwd",
+    "/lists": FOLDER,
+    "/lists/etc": "-> ../far",
+    "/far": FOLDER,
+    "/far/passwd": FILE,
+}
+VOLUMES: Mapping[str, Tree] = {
+    "harmless": {"": FOLDER, "/etc": FOLDER, "/etc/passwd": FILE, "/passwd": FILE},
+    "waits": {"": FOLDER, "/passwd": FIFO, "/etc": FOLDER, "/etc/passwd": FIFO},
+    "leads": {"": FOLDER, "/passwd": "-> /other/passwd"},
+    "a-file": {"": FILE},
+}
+
+
+class Answer:
+    def __init__(
+        self, headers: Mapping[str, str] | None, content: bytes = b"", status: int = 404
+    ) -> None:
+        self.status_code = status if headers is None else 200
+        self.headers = headers or {}
+        self.raw = io.BytesIO(content)
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is open."""
+
+
+class Api:
+    """Containers of one image. It counts the looks at each path, in all of them."""
+
+    base_url, api_version, timeout = "http+docker://localhost", "1.41", 60
+
+    def __init__(self, image: Tree, left: Iterable[str] = ()) -> None:
+        self._image = image
+        self.names = list(left)
+        self.made = 0
+        self.keeps = False
+        self._mounts: dict[str, list[Any]] = {}
+
+    def create_host_config(self, *, network_mode: str, mounts: list[Any]) -> list[Any]:
+        assert network_mode == "none"
+        return mounts
+
+    def create_container(
+        self, image: str, command: list[str], *, name: str, host_config: list[Any], **asked: Any
+    ) -> dict[str, str]:
+        assert name not in self.names
+        self.names.append(name)
+        self._mounts[name] = host_config
+        self.made += 1
+        return {"Id": name}
+
+    def containers(self, *, all: bool, filters: Mapping[str, str]) -> list[dict[str, Any]]:
+        assert all
+        assert filters["name"].startswith("^/?look")
+        return [{"Id": name, "Names": [f"/{name}"]} for name in self.names]
+
+    def remove_container(self, name: str, **asked: Any) -> None:
+        if self.keeps:
+            answer = requests.Response()
+            answer.status_code = 500
+            raise docker.errors.APIError("busy", answer, "busy")
+        self.names.remove(name)
+
+    def head(self, address: str, *, params: Mapping[str, str], timeout: float) -> Answer:
+        name = address.split("/")[-2]
+        # dockerd 28: "path escapes from parent".
+        if any(self._image.get(one["Target"], "").startswith("-> /") for one in self._mounts[name]):
+            return Answer(None, status=500)
+        what = self._at(name, params["path"])
+        if what is None:
+            return Answer(None)
+        end = self._end(name, params["path"])
+        modes = {FOLDER: _FOLDER, FILE: 0, FIFO: _FIFO}
+        told = json.dumps({"mode": modes.get(what, _LINK), "linkTarget": end})
+        return Answer({"X-Docker-Container-Path-Stat": base64.b64encode(told.encode()).decode()})
+
+    def get(self, address: str, *, params: Mapping[str, str], **asked: Any) -> Answer:
+        name, path = address.split("/")[-2], params["path"]
+        what = self._at(name, path)
+        # dockerd 20.10 waits for it.
+        assert self._at(name, self._end(name, path)) != FIFO
+        assert what is not None
+        assert what.startswith("-> ")
+        entry = tarfile.TarInfo("link")
+        entry.type, entry.linkname = tarfile.SYMTYPE, what[3:]
+        written = io.BytesIO()
+        with tarfile.open(fileobj=written, mode="w") as archive:
+            archive.addfile(entry)
+        return Answer({}, written.getvalue())
+
+    def _end(self, name: str, path: str) -> str:
+        """Return where the path leads in the end."""
+        left, at = PurePosixPath(path).parts[1:], PurePosixPath("/")
+        for _ in range(10):
+            if not left:
+                break
+            here = at.parent if left[0] == ".." else at / left[0]
+            what, left = self._tree(name, str(here)), left[1:]
+            if what is not None and what.startswith("-> "):
+                target = PurePosixPath(what[3:])
+                at = PurePosixPath("/") if target.is_absolute() else at
+                left = (*target.parts[target.is_absolute() :], *left)
+            else:
+                at = here
+        return str(at)
+
+    def _at(self, name: str, path: str) -> str | None:
+        """Return what is there; only folders lie above it, or the look would be wrong."""
+        for above in PurePosixPath(path).parents:
+            assert self._tree(name, str(above)) in (FOLDER, None, FIFO, FILE)
+        return self._tree(name, path)
+
+    def _tree(self, name: str, path: str) -> str | None:
+        if path == "/":
+            return FOLDER
+        for mount in reversed(self._mounts[name]):
+            if PurePosixPath(path).is_relative_to(mount["Target"]):
+                # dockerd 28 waits for it, to mount a file there.
+                assert self._image.get(mount["Target"]) != FIFO
+                tree = VOLUMES[Path(mount["Source"]).name]
+                return tree.get(path.removeprefix(mount["Target"]))
+        return self._image.get(path)
+
+
+def spec(**volumes: str) -> ContainerSpec:
+    mounts = tuple(
+        MountSpec(kind=VolumeKind.HOST, source=f"/volumes/{source}", target=f"/{target}")
+        for target, source in volumes.items()
+    )
+    return ContainerSpec(
+        task_id="t",
+        run_id="r",
+        allocation_id="a",
+        image="sha256:1",
+        record="{}",
+        job_folder="/job",
+        run_folder="/run",
+        network_mode=NetworkMode.HOST,
+        hostname="h",
+        cpu=1.0,
+        memory=1 << 20,
+        shm_size=1 << 20,
+        mounts=mounts,
+    )
+
+
+@pytest.mark.parametrize(
+    ("image", "volumes"),
+    [
+        ({"/etc": FOLDER, "/etc/passwd": FIFO}, {}),
+        ({"/etc": FOLDER, "/etc/group": "-> ../fifo", "/fifo": FIFO}, {}),
+        ({"/etc": "-> far", "/far": FOLDER, "/far/passwd": FIFO}, {}),
+        (PLAIN, {"etc": "waits"}),
+        ({"/etc": "-> far/etc", "/far": FOLDER, "/far/etc": FOLDER}, {"far": "waits"}),
+        ({"/etc": FOLDER, "/etc/passwd": "-> /gone/etc/passwd"}, {"gone": "waits"}),
+        (LINKED, {"far": "waits"}),
+        (LINKED, {"lists": "waits"}),
+        (PLAIN, {"other": "waits", "etc": "leads"}),
+        ({**PLAIN, "/etc/group": "-> /fifo/x", "/fifo": FIFO}, {"fifo": "a-file"}),
+    ],
+)
+def test_what_the_engine_would_wait_for_is_refused_whatever_the_way(
+    image: Tree, volumes: Mapping[str, str]
+) -> None:
+    api, files = Api(image), UserFiles("look")
+    # An image that is known is refused for its volumes all the same.
+    if volumes:
+        files.look(api, spec())
+    assert files.must_look(spec(**volumes))
+    with pytest.raises(EngineError, match="of the image or of a volume is no file"):
+        files.look(api, spec(**volumes))
+    assert api.names == []
+
+
+@pytest.mark.parametrize("image", [PLAIN, LINKED, {}, {"/etc": "-> etc"}], ids=str)
+def test_an_image_is_looked_at_once_unless_a_volume_is_on_the_way(image: Tree) -> None:
+    api, files = Api(image), UserFiles("look")
+    assert files.must_look(spec())
+    files.look(api, spec())
+    assert not files.must_look(spec(data="waits"))
+    assert files.must_look(spec(data="waits", etc="harmless"))
+    files.look(api, spec(data="waits", etc="harmless"))
+    assert (api.made, api.names) == (3, [])
+
+
+def test_containers_that_a_crash_left_are_removed_and_a_name_that_is_used_is_in_nobodys_way() -> (
+    None
+):
+    api, files = Api(PLAIN, left=["look", "look-0123abcd"]), UserFiles("look")
+    files.look(api, spec())
+    assert api.names == []
+    api.keeps = True
+    files.look(api, spec(etc="harmless"))
+    left = len(api.names)
+    assert left == 2
+    api.keeps = False
+    files.look(api, spec(etc="harmless"))
+    assert api.names == []
+
+
+def test_a_volume_past_which_the_engine_cannot_look_is_refused() -> None:
+    image = {"/etc": FOLDER, "/etc/passwd": "-> /lists/passwd", "/lists": "-> /far"}
+    with pytest.raises(EngineError, match="cannot look at /etc with the job's volumes"):
+        UserFiles("look").look(Api(image), spec(lists="waits"))
