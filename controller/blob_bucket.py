@@ -30,7 +30,7 @@ KEPT_SECONDS = 86400.0
 FRESH_SECONDS = KEPT_SECONDS / 2
 """The clocks of a controller and of the storage may differ by almost so much."""
 REMOVED_SECONDS = KEPT_SECONDS + FRESH_SECONDS
-"""Who asks for a fresh generation writes no new one, and may still count on it for so long as
+"""A client that asks for a fresh generation writes no new one, and may still count on it for
 `KEPT_SECONDS`."""
 RENEWED_SECONDS = FRESH_SECONDS - 2 * 3600.0
 """What a live run needs is not older than `FRESH_SECONDS` when the run ends, and so stays for

@@ -26,7 +26,7 @@ class OrphanBook:
         self._found_at: dict[str, float] = {}
         self._listed: dict[str, Sequence[Orphan]] = {}
         self._asked: dict[str, str] = {}
-        """Who had an orphan ended, by its name; not committed yet."""
+        """The user who wants an orphan ended, by the name of the orphan; not committed yet."""
         self._offered: tuple[Event, ...] = ()
         for event in stored:
             self._take(event)

@@ -48,7 +48,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submitters(msgspec.Struct, frozen=True):
-    """Who may submit, and with which secrets: a small part of a copy, which may outlive it."""
+    """The users who may submit, and their secrets: a small part of a copy, which may outlive it."""
 
     gate: Gate
     secrets: SecretService

@@ -80,7 +80,7 @@ class Uploads:
         """Return the uploads of this installation: always the same ones. Threads may call it, one
         at a time."""
         if self._store is None:
-            # Whose it is, the leader writes into a new bucket.
+            # The leader alone writes into a new bucket whose it is.
             self._own = OwnBucket(self._bucket, installation_id, may_take=False)
             self._store = BlobStore(
                 self._folder,
@@ -98,7 +98,7 @@ class Uploads:
         NeedsLeader: then nothing of the body was read."""
         if asyncio.get_running_loop().time() < self._away_until:
             raise NeedsLeader
-        # Who has no token takes no room from others.
+        # First: a client without a token takes no room from others.
         endpoint = await find()
         with self._expected(self._size(request)):
             if request.method == "PUT":

@@ -144,7 +144,8 @@ async def test_a_watched_task_is_submitted_once_more(
     await node.ends("train", 0)
     await command.hears("train: done")
     command.interrupt()
-    await command.ended()
+    ended = await command.ended()
+    assert ended.err.count("submitted train") == 1, ended.err
 
 
 class Service:

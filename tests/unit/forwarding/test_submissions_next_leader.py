@@ -209,6 +209,7 @@ async def test_a_replaced_leader_says_of_each_that_nothing_was_done(
     await eventually(lambda: follower.follower._links._left == first.at)
     await follower.lead_to(second)
     assert (await sending)[0] == 201
+    assert (len(first.messages), len(second.messages)) == (1, 1)
 
 
 async def test_one_of_which_it_is_not_known_goes_to_the_next_leader_if_it_has_a_key(
