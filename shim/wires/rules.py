@@ -76,6 +76,20 @@ _REMOVE_RUN = """\
 delete chain inet {table} {run}
 delete set inet {table} {run}_wires
 """
+_BRIDGES = """\
+table inet {table}
+delete table inet {table}
+table inet {table} {{
+    chain forward {{
+        type filter hook forward priority -10; policy accept;
+        iifname "{wires}*" return
+        oifname "{wires}*" return
+        iifname "{bridges}*" oifname "{bridges}*" fib daddr . iif oif missing drop
+    }}
+}}
+"""
+BRIDGES = "fl-"
+"""The names of runs' bridges begin with this: the node's firewall knows them by it."""
 WIRES = "fl-w"
 """The names of all wires begin with this, whoever made them. Bridges of runs are named fl- and
 hexadecimal digits."""
@@ -105,6 +119,8 @@ class Names:
     def __init__(self, install_id: str) -> None:
         self.wires = f"{WIRES}{_digest(install_id, _OF_SHIM)}"
         self.table = f"fairlead_{_digest(install_id, _OF_TASK)}"
+        self.bridges = f"{self.table}_bridges"
+        """The table of the engine's bridges, where it connects containers."""
         self._of_prefix = _digest(install_id, _OF_PREFIX)
 
     @property
@@ -152,6 +168,16 @@ def table(names: Names, runs: Mapping[str, Iterable[str]], uplinks: Collection[s
         for wire in wires
     ]
     return whole + "".join(jumps)
+
+
+def bridges(table: str) -> str:
+    """Return the whole table that keeps the engine's bridges of runs apart. It replaces one that is
+    there, in one transaction.
+
+    A packet that stays in its run's network finds its way back over the bridge that it came from,
+    also one that only crosses this bridge and is seen because of br_netfilter.
+    """
+    return _BRIDGES.format(table=table, bridges=BRIDGES, wires=WIRES)
 
 
 def add(names: Names, run_id: str, wire: str) -> str:

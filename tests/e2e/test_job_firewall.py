@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shim.engines.docker.request import cgroup_parent
-from shim.engines.docker.subnets import BRIDGES
+from shim.wires.rules import BRIDGES
 from tests.support import images
 from tests.support.daemons import Daemon, DaemonFailed, run
 from tests.support.docker_daemon import DockerDaemon

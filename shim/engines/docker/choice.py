@@ -19,6 +19,7 @@ from shim.engines.docker.networks import LABEL, Networks, RunNetworks
 from shim.engines.docker.subnets import Subnets, ranges_of
 from shim.engines.docker.wired import WIRE, WiredNetworks
 from shim.settings import NetworkKind, Settings
+from shim.wires.bridges import Bridges
 from shim.wires.namespace import Namespace, WireError
 
 log = logging.getLogger(__name__)
@@ -181,7 +182,15 @@ class NetworkChooser:
         label = f"fairlead.install={self._install_id}"
         options = self._dialect.network_options
         namespace = await self._call(self._namespace_of_engine)
-        return RunNetworks(self._call, label, options=options, spares=spares, namespace=namespace)
+        bridges = Bridges(self._install_id, namespace)
+        return RunNetworks(
+            self._call,
+            label,
+            options=options,
+            spares=spares,
+            namespace=namespace,
+            bridges=bridges,
+        )
 
     def _namespace_of_engine(self) -> Namespace:
         try:

@@ -31,7 +31,9 @@ from shim.engines.docker import request, subnets
 from shim.engines.docker.api import Call, DockerRefused, NotFound
 from shim.engines.docker.subnets import Subnets
 from shim.errors import EngineError
+from shim.wires.bridges import Bridges
 from shim.wires.namespace import Namespace
+from shim.wires.rules import BRIDGES
 
 log = logging.getLogger(__name__)
 _START_SECONDS = 2.0
@@ -101,7 +103,8 @@ class RunNetworks:
 
     Each network gets `options` besides the name of its bridge. Every `tidy_every` seconds, networks
     without a run are removed. A run waits `patience` seconds for a subnet when none is free.
-    `spares`: a network is ready for the next run.
+    `spares`: a network is ready for the next run. `bridges` keeps the networks apart besides the
+    engine.
     """
 
     def __init__(
@@ -114,9 +117,11 @@ class RunNetworks:
         *,
         spares: bool = True,
         namespace: Namespace | None = None,
+        bridges: Bridges | None = None,
     ) -> None:
         self._namespace = namespace or Namespace()
         """The engine's, in which it makes the networks."""
+        self._bridges = bridges
         self._spares = spares
         self._options = dict(options or {})
         self._call = call
@@ -150,6 +155,7 @@ class RunNetworks:
         """
         self._api, self._subnets = api, among
         existing = await self._look()
+        await self._keep_apart()
         self._of_run = {run_id: name for run_id, name in used if name in existing}
         idle = self._without_owner(existing)
         if self._spares:
@@ -173,12 +179,15 @@ class RunNetworks:
         self._spare = None
         if self._api is not None:
             await self._retire_all_without_owner()
+            if self._bridges is not None and not self._subnet_of:
+                await self._call(self._bridges.leave)
         self._namespace.close()
 
     async def _tidy(self) -> None:
         while True:
             await asyncio.sleep(self._tidy_every)
             await self._retire_all_without_owner()
+            await self._keep_apart()
 
     async def _retire_all_without_owner(self) -> None:
         try:
@@ -379,23 +388,30 @@ class RunNetworks:
         key, _, value = self._label.partition("=")
         pool = IPAMPool(subnet=str(subnet), gateway=str(subnet[1]))
         self._unanswered[name] = subnet
-        try:
-            await self._call(
-                lambda: self._api.create_network(
-                    name,
-                    driver="bridge",
-                    labels={key: value, _SUBNET: str(subnet)},
-                    ipam=IPAMConfig(pool_configs=[pool]),
-                    options={
-                        "com.docker.network.bridge.name": f"{subnets.BRIDGES}{number}",
-                        **self._options,
-                    },
-                )
+
+        def create() -> None:
+            # First, because the engine opens all networks for a moment while it makes one.
+            if self._bridges is not None:
+                self._bridges.keep_apart()
+            self._api.create_network(
+                name,
+                driver="bridge",
+                labels={key: value, _SUBNET: str(subnet)},
+                ipam=IPAMConfig(pool_configs=[pool]),
+                options={"com.docker.network.bridge.name": f"{BRIDGES}{number}", **self._options},
             )
+
+        try:
+            await self._call(create)
             self._subnet_of[name] = subnet
         finally:
             del self._unanswered[name]
         return name
+
+    async def _keep_apart(self) -> None:
+        """Write the table again: `nft flush ruleset` takes it away, with all that others have."""
+        if self._bridges is not None and self._subnet_of:
+            await self._call(self._bridges.keep_apart)
 
     def _why_full(self) -> str:
         if not self.capacity:

@@ -16,10 +16,9 @@ from typing import Any
 
 from shim.settings import MAX_NETWORKS, SubnetRange
 from shim.wires.namespace import ROUTES, Namespace, WireError
+from shim.wires.rules import BRIDGES
 
 log = logging.getLogger(__name__)
-BRIDGES = "fl-"
-"""The names of runs' bridges begin with this: the node's firewall knows them by it."""
 SUBNET_PREFIX = 22
 """A bridge of Linux has 1023 ports, so a larger network would not hold more containers."""
 _BUILT_IN = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,6 +84,28 @@ def test_a_run_reaches_no_container_of_another_run(lab: RunLab, namespace: str) 
     lab.let_go("server")
     assert result.succeeded().output.split() == ["mine", "pong", "nothing", "silence"]
     assert lab.wait_for("server")["status"] == "done"
+
+
+def test_no_packet_passes_while_the_engine_makes_networks(lab: RunLab, namespace: str) -> None:
+    """Docker before 28 takes its own jump out of FORWARD for a moment with each."""
+    small = {"cpu": 0.5}
+    lab.start("target", commands=["echo up", UNTIL_ASKED], resources=small)
+    lab.wait_for_log("target", b"up")
+    theirs = lab.address("target")
+    wait_until(lambda: _is_there(namespace, theirs), what="the target to be reached from its node")
+    flood = f"ping -i 0.005 {theirs} > /tmp/heard & echo flooding"
+    count = "kill -INT $!; wait; grep transmitted /tmp/heard"
+    lab.start("flooding", commands=[flood, UNTIL_ASKED, count], resources=small)
+    lab.wait_for_log("flooding", b"flooding")
+    for number in range(10):
+        lab.dockerd.docker("network", "create", f"passing-{number}")
+        lab.dockerd.docker("network", "rm", f"passing-{number}")
+    lab.let_go("flooding", "target")
+    assert lab.wait_for("flooding")["status"] == "done"
+    counted = lab.cli("logs", "flooding").succeeded().output.splitlines()[-1]
+    sent, heard = re.findall(r"(\d+) packets", counted)
+    assert int(sent) > 100
+    assert int(heard) == 0
 
 
 def test_ranks_of_a_run_on_one_node_reach_each_other(lab: RunLab) -> None:

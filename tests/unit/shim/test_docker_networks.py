@@ -17,6 +17,8 @@ from shim.engines.docker.networks import RunNetworks
 from shim.engines.docker.subnets import Subnets
 from shim.errors import EngineError
 from shim.settings import SubnetRange
+from shim.wires.bridges import Bridges
+from shim.wires.namespace import Namespace
 from tests.support.waiting import LONG, eventually
 
 DEADLINE = LONG
@@ -68,11 +70,34 @@ class Api:
         del self.existing[name]
 
 
+class KeptBridges(Bridges):
+    """Notes at which networks the table was written and removed."""
+
+    def __init__(self, api: Api) -> None:
+        super().__init__("i", Namespace())
+        self._api = api
+        self.kept: list[int] = []
+        self.left: list[int] = []
+
+    def keep_apart(self) -> None:
+        self.kept.append(len(self._api.existing))
+
+    def leave(self) -> None:
+        self.left.append(len(self._api.existing))
+
+
 class World:
-    def __init__(self, *ranges: SubnetRange) -> None:
+    def __init__(self, *ranges: SubnetRange, tidy_every: float = 0.01) -> None:
         self.api = Api()
+        self.bridges = KeptBridges(self.api)
         self.subnets = Subnets(ranges or (MANY,))
-        self.networks = RunNetworks(self._call, "fairlead.install=i", tidy_every=0.01, patience=0.0)
+        self.networks = RunNetworks(
+            self._call,
+            "fairlead.install=i",
+            tidy_every=tidy_every,
+            patience=0.0,
+            bridges=self.bridges,
+        )
         self.engine_goes_on = asyncio.Event()
         self.engine_goes_on.set()
         self.broken = False
@@ -163,6 +188,31 @@ async def test_a_network_that_the_engine_has_lost_is_replaced_for_its_run_alone(
     await world.networks.ensure("run")
     assert world.networks.name_of("run") not in (lost, kept)
     assert world.networks.name_of("other") == kept
+
+
+async def test_networks_are_kept_apart_before_each_is_made_and_until_the_last_is_gone() -> None:
+    """The engine opens all of them for a moment while it makes one."""
+    world = World(tidy_every=LONG)
+    await world.open()
+    await world.networks.ensure("run")
+    await eventually(lambda: len(world.api.existing) == 2, DEADLINE)
+    assert world.bridges.kept == [0, 1]
+    await world.networks.close()
+    assert world.bridges.left == []
+    again = RunNetworks(world._call, "fairlead.install=i", bridges=world.bridges, spares=False)
+    await again.open(world.api, [("run", world.networks.name_of("run"))], world.subnets)
+    assert world.bridges.kept == [0, 1, 1]
+    await again.remove("run")
+    await eventually(lambda: not world.api.existing, DEADLINE)
+    await again.close()
+    assert world.bridges.left == [0]
+
+
+async def test_the_table_is_written_again_now_and_then_while_there_is_a_network(
+    world: World,
+) -> None:
+    await world.networks.ensure("run")
+    await eventually(lambda: len(world.bridges.kept) > 4, DEADLINE)
 
 
 async def test_its_end_leaves_the_networks_of_runs_and_no_other(world: World) -> None:
