@@ -85,7 +85,9 @@ def node_data(public_key: str) -> str:
 def hardware(accel: str, disk: Path, console: Path, memory: int = 1536) -> list[str | Path]:
     """Return the command line of a machine that has no network yet; `memory` in MiB."""
     argv: list[str | Path] = ["qemu-system-x86_64", "-nodefaults", "-display", "none"]
-    argv += ["-machine", "pc", "-accel", f"{accel},thread=multi" if accel == "tcg" else accel]
+    # With a thread for each of them (QEMU 7.2), two emulated processors were once found waiting for
+    # each other for good, at the first container of a machine.
+    argv += ["-machine", "pc", "-accel", f"{accel},thread=single" if accel == "tcg" else accel]
     argv += ["-cpu", "max", "-smp", "2", "-m", str(memory), "-serial", f"file:{console}"]
     argv += ["-drive", f"file={disk},if=virtio,format=qcow2,cache=unsafe"]
     argv += ["-object", "rng-random,id=rng,filename=/dev/urandom"]
