@@ -390,7 +390,9 @@ class _Look:
             refusal = self._purses.refuses(fleet.name, unit.run.user, plan.offers)
             if refusal is None:
                 where = self._turns.waits(plan.offers)
-                return plan if where is None else GangsInTurn(fleet=fleet.name, where=where)
+                if where is not None:
+                    return GangsInTurn(fleet=fleet.name, where=where)
+                return self._pool.as_of(plan, unit, fleet)
         assert refusal is not None
         return refusal
 
