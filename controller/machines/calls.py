@@ -426,10 +426,11 @@ class ProviderCalls:
                 log.warning("machine %s: %s", report.machine_id, report.message)
             if self._changes_something(report, records):
                 self._desk.post(report)
-        for orphan in result.orphans:
-            ends_at = orphan.ends_at()
-            if ends_at is not None and ends_at <= now:
-                await self._end_orphan(orphan)
+        due = (one for one in result.orphans if (at := one.ends_at()) is not None and at <= now)
+        # Of a thousand orphans, the last one must not wait for all calls before it.
+        async with asyncio.TaskGroup() as group:
+            for orphan in due:
+                group.create_task(self._end_orphan(orphan))
 
     @staticmethod
     def _changes_something(report: MachineReport, records: dict[str, Machine]) -> bool:
@@ -457,7 +458,8 @@ class ProviderCalls:
 
     async def _end_orphan(self, orphan: Orphan) -> None:
         try:
-            await self._answer(self._cloud.terminate(orphan.instance_id))
+            async with self._slots:
+                await self._answer(self._cloud.terminate(orphan.instance_id))
         # The next comparison finds it again.
         except CloudError as error:
             log.warning("orphan %s at %s: %s", orphan.instance_id, self._provider, error)

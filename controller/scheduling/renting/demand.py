@@ -106,7 +106,9 @@ class _Look:
         self._fleets = {
             name: fleet for name, fleet in index.fleets.items() if fleet.machines is not None
         }
-        self._purses = Purses(self._fleets.values(), shop.spending, machines, now, shop.month)
+        self._purses = Purses(
+            self._fleets.values(), shop.spending, machines, now, shop.month, shop.orphans
+        )
         self._turns = GangTurns(machines, now)
         self._behind: list[Unit] = []
         """Gangs that are served once all others were."""

@@ -50,10 +50,10 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     return done
 
 
-def gangs(count: int, fleets: Sequence[Fleet], **more: Any) -> Cluster:
+def gangs(count: int, fleets: Sequence[Fleet], *, cpu: float = 1.0) -> Cluster:
     cluster = Cluster(fleets=tuple(fleets))
     for at in range(count):
-        cluster.submit(f"g{at}", gang(4), **({"cpu": 1.0, "user": f"u{at}"} | more))
+        cluster.submit(f"g{at}", gang(4), user=f"u{at}", cpu=cpu)
     return cluster
 
 
