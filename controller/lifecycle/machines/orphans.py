@@ -61,9 +61,14 @@ class KnownOrphan(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         return name_of(self.provider, self.instance_id)
 
+    def has_cost(self, now: float) -> bool:
+        """Return whether it has cost something by now."""
+        # The clock may have been put back since it was found.
+        return self.costs_since <= max(now, self.found_at)
+
     def costs_at(self, now: float) -> bool:
         """Return whether it costs money at this time."""
-        return self.gone_at is None and self.costs_since <= now
+        return self.gone_at is None and self.has_cost(now)
 
     def as_machine(self) -> Machine:
         """Return it as a machine that no run pays for, with what counts its cost."""
@@ -101,8 +106,8 @@ def known(orphan: Orphan, status: OrphanStatus, record: Machine | None, now: flo
     """Return what is stored of an orphan when a list first has it. `record`: that of its machine,
     which has ended, or has another machine."""
     key = f"{name_of(orphan.provider, orphan.instance_id)} {now}"
-    # A program that tells no time says 0.
-    since = orphan.created_at or now
+    # A program that tells no time says 0, and a provider's clock may be ahead.
+    since = min(orphan.created_at or now, now)
     if record is not None and not orphan.is_duplicate:
         # Its record counted it until now, and a list may have what has just ended.
         since = now + ORPHAN_GRACE_SECONDS
@@ -192,6 +197,18 @@ def _as_label(name: str) -> str:
     return _NOT_IN_LABELS.sub("-", name.lower())[:_MAX_LABEL]
 
 
-def as_machines(orphans: Iterable[KnownOrphan], now: float) -> tuple[Machine, ...]:
-    """Return those of the orphans that have cost something by now, as budgets count them."""
-    return tuple(one.as_machine() for one in orphans if one.costs_since <= now)
+class OrphanMachines:
+    """Orphans as machines, as budgets count them. Each turn asks for them, so each is made once."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[KnownOrphan, Machine]] = {}
+
+    def of(self, orphans: Iterable[KnownOrphan], now: float) -> tuple[Machine, ...]:
+        """Return those of the orphans that have cost something by now."""
+        return tuple(self._machine(one) for one in orphans if one.has_cost(now))
+
+    def _machine(self, orphan: KnownOrphan) -> Machine:
+        known = self._made.get(orphan.id)
+        if known is None or known[0] is not orphan:
+            known = self._made[orphan.id] = orphan, orphan.as_machine()
+        return known[1]

@@ -19,7 +19,7 @@ from controller.lifecycle.machines.model import (
     Machine,
     Offer,
 )
-from controller.lifecycle.machines.orphans import KnownOrphan, OrphanTerms, as_machines
+from controller.lifecycle.machines.orphans import KnownOrphan, OrphanMachines, OrphanTerms
 from controller.lifecycle.machines.reconcile import Orphan
 from controller.lifecycle.model import RunState
 from controller.lifecycle.orphan_events import OrphanBook
@@ -66,6 +66,7 @@ class Rentals:
         self._away: dict[str, str] = {}
         self._inbox: dict[str, list[MachineReport]] = {}
         self._orphans = OrphanBook(orphans)
+        self._as_machines = OrphanMachines()
         self._wake: Callable[[], None] = lambda: None
 
     def wake_by(self, wake: Callable[[], None]) -> None:
@@ -104,7 +105,8 @@ class Rentals:
 
     def _paid(self, orphans: Iterable[KnownOrphan], now: float) -> tuple[Machine, ...]:
         # Nobody can end what is at a provider that the file names no more, or tell that it is gone.
-        return as_machines((one for one in orphans if self._names(one.provider)), now)
+        named = (one for one in orphans if self._names(one.provider))
+        return self._as_machines.of(named, now)
 
     def _names(self, provider: str) -> bool:
         return not_named(provider, self._settings.providers) is None

@@ -61,8 +61,9 @@ if call == "offers":
     end({{"offers": [{{"instance_type": "small", "region": "north", "zone": "north-1",
                       "price": 1.0, **size}}]}})
 if call == "create":
-    machines.setdefault(wish["token"], {{"id": "i-" + wish["token"], "machine": wish["machine"], "fleet": wish["fleet"],
-        "installation": wish["installation"], "created_at": {NOW}, "host": "10.0.0.1"}})
+    machines.setdefault(wish["token"], {{"id": "i-" + wish["token"], "machine": wish["machine"],
+        "fleet": wish["fleet"], "installation": wish["installation"], "created_at": {NOW},
+        "host": "10.0.0.1"}})
     end({{"error": "away"}} if planned else machines[wish["token"]])
 if call == "terminate":
     end({{"gone": machines.pop(wish["id"][2:], None) is None}})

@@ -11,9 +11,9 @@ from controller.lifecycle.inventory import Budget, Fleet, Spending
 from controller.lifecycle.machines.model import MachineStatus
 from controller.lifecycle.machines.orphans import (
     KnownOrphan,
+    OrphanMachines,
     OrphanStatus,
     OrphanTerms,
-    as_machines,
 )
 from controller.lifecycle.machines.reconcile import ORPHAN_GRACE_SECONDS, Orphan, Traits
 from controller.lifecycle.orphan_events import OrphanBook
@@ -63,7 +63,7 @@ SMALL = Traits(instance_type="small", region="north", zone="north-1")
 def test_budgets_count_it_that_its_tags_name(
     spending: Spending, own: Budget | None, found: KnownOrphan, why: str | None
 ) -> None:
-    market = shop(offer(), spending=spending, orphans=as_machines([found], NOW))
+    market = shop(offer(), spending=spending, orphans=OrphanMachines().of([found], NOW))
     looked = look(waiting(1, fleet(budget=own)), market)
     assert len(looked.orders) == (0 if why else 1)
     if why is not None:
@@ -74,7 +74,7 @@ def test_budgets_count_it_that_its_tags_name(
 
 def test_the_month_still_counts_what_is_gone_and_the_hour_does_not() -> None:
     gone = known_orphan(status=OrphanStatus.GONE, gone_at=NOW)
-    orphans = as_machines([gone], NOW)
+    orphans = OrphanMachines().of([gone], NOW)
     hourly = look(waiting(1, fleet(budget=Budget(per_hour=1.0))), shop(offer(), orphans=orphans))
     assert len(hourly.orders) == 1
     monthly = fleet(budget=Budget(per_month=1.5))
@@ -82,7 +82,7 @@ def test_the_month_still_counts_what_is_gone_and_the_hour_does_not() -> None:
 
 
 def test_no_place_of_the_fleet_is_taken_by_it() -> None:
-    market = shop(offer(), orphans=as_machines([known_orphan()], NOW))
+    market = shop(offer(), orphans=OrphanMachines().of([known_orphan()], NOW))
     assert len(look(waiting(1, fleet(max=1)), market).orders) == 1
 
 
@@ -155,12 +155,28 @@ def test_a_price_that_is_known_stays_and_one_that_was_not_comes_later() -> None:
 def test_what_has_just_ended_and_is_still_listed_costs_nothing_before_its_grace() -> None:
     ended = machine("m9", status=MachineStatus.TERMINATED, terminated_at=NOW - 1.0)
     found = listed(OrphanBook(), OrphanTerms(OFFERS, {}, {"m9": ended}))
-    assert as_machines([found], NOW + ORPHAN_GRACE_SECONDS - 1.0) == ()
-    assert len(as_machines([found], NOW + ORPHAN_GRACE_SECONDS)) == 1
+    assert OrphanMachines().of([found], NOW + ORPHAN_GRACE_SECONDS - 1.0) == ()
+    assert len(OrphanMachines().of([found], NOW + ORPHAN_GRACE_SECONDS)) == 1
     second = listed(OrphanBook(), OrphanTerms(OFFERS, {}, {"m9": ended}), is_duplicate=True)
     assert second.costs_since == NOW - HOUR
     no_time = listed(OrphanBook(), OrphanTerms(OFFERS), created_at=0.0)
     assert no_time.costs_since == NOW
+
+
+def test_a_clock_that_is_put_back_makes_no_room_in_a_budget() -> None:
+    for found in (known_orphan(), listed(OrphanBook(), OrphanTerms(OFFERS), created_at=NOW + 5.0)):
+        orphans = OrphanMachines().of([found], NOW - 2 * HOUR)
+        market = shop(offer(), orphans=orphans)
+        cluster = waiting(1, fleet(budget=Budget(per_hour=1.5)))
+        assert look(cluster, market, now=NOW - 2 * HOUR).orders == ()
+
+
+def test_it_is_made_a_machine_once_for_all_turns() -> None:
+    machines, found = OrphanMachines(), known_orphan()
+    (first,), (second,) = machines.of([found], NOW), machines.of([found], NOW + 1.0)
+    assert first is second
+    (gone,) = machines.of([known_orphan(gone_at=NOW)], NOW)
+    assert not gone.is_live
 
 
 def test_a_label_names_the_fleet_whose_name_it_cannot_hold() -> None:
