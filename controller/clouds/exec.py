@@ -87,9 +87,10 @@ class _OffersAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _MachineAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """`machine`, `fleet`: what `create` was given, of a list, as are the traits."""
+    """`machine`, `fleet`, `installation`: what `create` was given, of a list, as are the traits."""
 
     id: _Id
+    installation: _Words | None = None
     machine: _Words | None = None
     fleet: _Words | None = None
     created_at: _Time = 0.0
@@ -226,6 +227,8 @@ class ExecCloud:
                 ),
             )
             for one in answer.machines
+            # A program may list all that its account has, and what is another's must not end.
+            if one.installation in (None, installation)
         ]
 
     async def console(self, instance_id: str) -> str | None:

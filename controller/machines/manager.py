@@ -21,7 +21,10 @@ from controller.pipelines.renting.rentals import Rentals
 from controller.pipelines.renting.settings import Pinned
 from fairlead.model.statuses import NodeStatus
 
-UNLISTED = "after a restore from backup, a list of its machines comes first"
+UNLISTED = (
+    "after a restore from backup, a list of its machines comes first (`fairlead provider check` "
+    "tries it)"
+)
 
 
 class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):

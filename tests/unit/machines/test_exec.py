@@ -166,6 +166,14 @@ async def test_lists_have_places_and_ids(tmp_path: Path) -> None:
     assert (await lab.describe(["i-1"]))["i-1"].place == found.place
 
 
+async def test_a_machine_that_is_told_to_be_of_another_installation_is_left_out(
+    tmp_path: Path,
+) -> None:
+    machines = [{"id": f"i-{of}", "installation": of} for of in ("here", "there", None)]
+    listed = await answering(tmp_path, {"machines": machines}).list_tagged("here")
+    assert [one.instance_id for one in listed] == ["i-here", "i-None"]
+
+
 async def test_the_end_is_what_the_program_says(tmp_path: Path) -> None:
     assert await answering(tmp_path, {"gone": True}).terminate("i-1")
     assert not await answering(tmp_path, {"gone": False}).terminate("i-1")
