@@ -75,8 +75,8 @@ def orphans(*, json: Json = False) -> int:
     if any(one.ends_at is None for one in found):
         output.note(
             "a machine that is older than a restore from backup is kept, since jobs may run on it: "
-            "`fairlead machine end-orphans PROVIDER ID` ends it once nobody needs it, with all that "
-            "its jobs wrote to /var/lib/fairlead/tasks there"
+            "`fairlead machine end-orphans PROVIDER ID` ends it once nobody needs it, with "
+            "all that its jobs wrote to /var/lib/fairlead/tasks there"
         )
     if without := sum(one.price is None for one in found):
         output.note(f"no budget counts {_machines_without_price(without)}")
