@@ -5,7 +5,7 @@ kept instead, one when an admin has it ended, and one when the provider lists it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Final
 
 from msgspec.structs import replace
@@ -35,6 +35,9 @@ class OrphanBook:
         self._gone: dict[str, KnownOrphan] = {}
         """Those that are gone, by id: the month still counts them."""
         self._listed: dict[str, Mapping[str, Orphan]] = {}
+        """By provider, and by name."""
+        self._accounts: dict[str, str | None] = {}
+        """The account of each of these lists; None: it was not told."""
         self._asked: dict[str, str] = {}
         """The user who wants an orphan ended, by the name of the orphan; not committed yet."""
         self._offered: dict[str, KnownOrphan] = {}
@@ -56,8 +59,10 @@ class OrphanBook:
             if before is not None and before.id == one.id:
                 del self._known[one.name]
 
-    def listed(self, provider: str, orphans: Sequence[Orphan]) -> bool:
-        """Take the orphans of a whole list; return whether there is something to tell."""
+    def listed(self, provider: str, orphans: Sequence[Orphan], account: str | None = None) -> bool:
+        """Take the orphans of a whole list of this account; return whether there is something to
+        tell."""
+        self._accounts[provider] = account
         there = {name_of(provider, one.instance_id): one for one in orphans}
         self._listed[provider] = there
         # An id that the provider gives again later is another machine.
@@ -174,9 +179,19 @@ class OrphanBook:
             wanted = OrphanStatus.KEPT if orphan.quarantined else OrphanStatus.FOUND
             if status not in (wanted, OrphanStatus.ENDING):
                 yield name, orphan, wanted, None
+        same = self._same_accounts(provider)
         for name, one in self._known.items():
-            if one.provider == provider and name not in there:
+            # A list of another account tells nothing of it.
+            if one.provider == provider and name not in there and one.account in same:
                 yield name, None, OrphanStatus.GONE, None
+
+    def _same_accounts(self, provider: str) -> Set[str | None]:
+        """Return the accounts of which the provider's list is. One that has an orphan of an account
+        is a list of that account, whatever its name is now."""
+        listed = self._listed[provider]
+        known = (self._known.get(name) for name in listed)
+        there = {one.account for one in known if one is not None}
+        return {None, self._accounts[provider], *there}
 
     def _changed(
         self,
@@ -194,7 +209,8 @@ class OrphanBook:
             row = replace(before, status=status, gone_at=now)
             return row, _event(name, old, status, None, _GONE_CAUSE, now)
         row = known(orphan, status, terms.record(orphan), now) if before is None else before
-        row = _complete(replace(row, status=status), orphan, terms)
+        account = self._accounts[orphan.provider]
+        row = _complete(replace(row, status=status), orphan, account, terms)
         if by is not None:
             return row, _event(name, old, status, None, f"{by} had it ended", now)
         return row, _event(name, old, status, _becomes(orphan), _CAUSE, now)
@@ -203,13 +219,21 @@ class OrphanBook:
         """Yield those of which more is known now."""
         for name, orphan in self._listed[provider].items():
             before = self._known.get(name)
-            if before is not None and (row := _complete(before, orphan, terms)) is not before:
+            if before is None:
+                continue
+            row = _complete(before, orphan, self._accounts[provider], terms)
+            if row is not before:
                 yield row
 
 
-def _complete(known_: KnownOrphan, orphan: Orphan, terms: OrphanTerms) -> KnownOrphan:
-    """Return the orphan with what was not known of it so far; what was known stays."""
+def _complete(
+    known_: KnownOrphan, orphan: Orphan, account: str | None, terms: OrphanTerms
+) -> KnownOrphan:
+    """Return the orphan with what was not known of it so far; what was known stays, but the name
+    of its account."""
     row = known_
+    if account is not None and row.account != account:
+        row = replace(row, account=account)
     if row.machine_id is None and orphan.machine_id is not None:
         row = replace(row, machine_id=orphan.machine_id)
     if row.fleet is None and orphan.fleet is not None:

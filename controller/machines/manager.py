@@ -142,8 +142,10 @@ class MachineManager:
             self._held[provider], supply = supply, UNLISTED
         self._rentals.set_offers(provider, supply)
 
-    def _tell_orphans(self, provider: str, orphans: tuple[Orphan, ...]) -> None:
-        self._rentals.orphans_listed(provider, orphans)
+    def _tell_orphans(
+        self, provider: str, orphans: tuple[Orphan, ...], account: str | None
+    ) -> None:
+        self._rentals.orphans_listed(provider, orphans, account)
         self._unlisted.discard(provider)
         if (supply := self._held.pop(provider, None)) is not None:
             self._rentals.set_offers(provider, supply)

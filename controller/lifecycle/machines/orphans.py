@@ -39,13 +39,15 @@ class OrphanStatus(StrEnum):
 
 
 class KnownOrphan(msgspec.Struct, frozen=True, kw_only=True):
-    """An orphan. `id`: another one where its provider gives its id again. `fleet`: of its tag, and
+    """An orphan. `id`: another one where its provider gives its id again. `account`: the provider's
+    in which a list had it, if it tells that. `fleet`: of its tag, and
     `user`: of its record; None: that is not known. `price`: of an hour; None: it is not known, and
     counts as nothing. Times are Unix seconds; `costs_since`: it may lie in the future."""
 
     id: str
     provider: str
     instance_id: str
+    account: str | None = None
     machine_id: str | None = None
     fleet: str | None = None
     user: str | None = None

@@ -79,9 +79,12 @@ class Rentals:
         self._last.note_change()
         self._wake()
 
-    def orphans_listed(self, provider: str, orphans: Sequence[Orphan]) -> None:
-        """Take the orphans of a whole list; the next turn tells what is new of them."""
-        if self._orphans.listed(provider, orphans):
+    def orphans_listed(
+        self, provider: str, orphans: Sequence[Orphan], account: str | None = None
+    ) -> None:
+        """Take the orphans of a whole list of this account; the next turn tells what is new of
+        them."""
+        if self._orphans.listed(provider, orphans, account):
             self._wake()
 
     def orphan_found_at(self, provider: str, instance_id: str) -> float | None:

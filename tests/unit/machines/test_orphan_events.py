@@ -120,6 +120,26 @@ def test_the_list_of_one_provider_tells_nothing_of_anothers_orphans() -> None:
     assert not book.listed("other", [])
 
 
+def test_a_list_of_another_account_tells_nothing_of_an_orphan() -> None:
+    book = OrphanBook()
+    kept = orphan(quarantined=True)
+    book.listed("lab", [kept], "ours")
+    book.ask_for_end("lab", ["i-1"], "ada")
+    book.offer(NOW)
+    book.committed()
+    for account in ("theirs", None):
+        assert not OrphanBook(book.there).listed("lab", [], account)
+        assert not book.listed("lab", [], account)
+        assert book.offer(NOW) == ()
+    # Its account has another name now, and the list of that lacks it then.
+    assert not book.listed("lab", [kept], "renamed")
+    assert book.offer(NOW) == ()
+    book.committed()
+    assert book.is_to_end("lab", "i-1")
+    assert book.listed("lab", [], "renamed")
+    assert told(book.offer(NOW)) == [("lab/i-1", "ending", "gone")]
+
+
 def test_a_second_machine_of_a_record_is_told_as_such() -> None:
     book = OrphanBook()
     book.listed("lab", [orphan(is_duplicate=True)])
