@@ -88,9 +88,7 @@ def _rentals(
         setups=machines.setups,
     )
     could_hold = placement.could_hold
-    return Rentals(
-        placement.index, settings, snapshot.machines, could_hold, snapshot.events_of_no_run
-    )
+    return Rentals(placement.index, settings, snapshot.machines, could_hold, snapshot.orphans)
 
 
 def _nothing_to_boot(_: object) -> NoReturn:

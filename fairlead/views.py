@@ -14,7 +14,7 @@ from fairlead.documents.jobs import (
     StartEndView,
     StartsView,
 )
-from fairlead.documents.machines import BudgetView, CostsView
+from fairlead.documents.machines import BudgetView, CostsView, OrphanCosts
 from fairlead.documents.metrics import (
     GpuMetricPoint,
     GpuMetricsHistory,
@@ -125,6 +125,7 @@ __all__ = [
     "NodeView",
     "OccurrenceView",
     "OfferedPlace",
+    "OrphanCosts",
     "OutputFileView",
     "OutputsState",
     "OutputsView",

@@ -87,10 +87,12 @@ class _OffersAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _MachineAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """`machine`: the id that `create` was given, of a list, as are the traits."""
+    """`machine`, `fleet`, `installation`: what `create` was given, of a list, as are the traits."""
 
     id: _Id
+    installation: _Words | None = None
     machine: _Words | None = None
+    fleet: _Words | None = None
     created_at: _Time = 0.0
     instance_type: _Name | None = None
     region: _Name | None = None
@@ -214,6 +216,7 @@ class ExecCloud:
             Found(
                 instance_id=one.id,
                 machine_id=one.machine,
+                fleet=one.fleet,
                 created_at=one.created_at,
                 place=one.place(),
                 traits=Traits(
@@ -224,6 +227,8 @@ class ExecCloud:
                 ),
             )
             for one in answer.machines
+            # A program may list all that its account has, and what is another's must not end.
+            if one.installation in (None, installation)
         ]
 
     async def console(self, instance_id: str) -> str | None:

@@ -397,6 +397,7 @@ class HetznerCloud:
             Found(
                 instance_id=str(one.id),
                 machine_id=one.labels.get(MACHINE_LABEL),
+                fleet=one.labels.get(FLEET_LABEL),
                 created_at=one.created.timestamp(),
                 place=self._place(one),
                 traits=Traits(

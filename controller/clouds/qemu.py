@@ -159,6 +159,7 @@ class QemuCloud:
             Found(
                 instance_id=one.id,
                 machine_id=one.machine_id,
+                fleet=one.fleet,
                 created_at=one.created_at,
                 place=_place(one),
                 traits=Traits(instance_type=one.instance_type, region=_REGION),

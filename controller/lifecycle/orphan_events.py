@@ -1,128 +1,266 @@
-"""The events of orphans: one when a list first has an orphan, one when it is kept instead, one when
-an admin has it ended, and one when the provider lists it no longer (docs/rules.md 12.9). They
-belong to no run.
+"""What is known of orphans, and their events: one when a list first has an orphan, one when it is
+kept instead, one when an admin has it ended, and one when the provider lists it no longer
+(docs/rules.md 12.9). They belong to no run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Final
 
+from msgspec.structs import replace
+
 from controller.lifecycle.events import NO_RUN, Event, EventKind
+from controller.lifecycle.machines.orphans import (
+    KEPT_SECONDS,
+    KnownOrphan,
+    OrphanStatus,
+    OrphanTerms,
+    known,
+    name_of,
+)
 from controller.lifecycle.machines.reconcile import ORPHAN_GRACE_SECONDS, Orphan
 
-FOUND, KEPT, ENDING, GONE = "found", "kept", "ending", "gone"
 _CAUSE: Final = "the provider lists a machine that no record knows"
 _GONE_CAUSE: Final = "the provider lists it no longer"
 
 
 class OrphanBook:
-    """What the committed events tell of orphans. A controller that starts gets those of its
-    predecessors, so it tells nothing twice."""
+    """The orphans as they are stored. A controller that starts gets those of its predecessors, so
+    it tells nothing twice, and forgets no end that an admin asked for."""
 
-    def __init__(self, stored: Iterable[Event] = ()) -> None:
-        """`stored`: the committed events, oldest first."""
-        self._statuses: dict[str, str] = {}
-        self._found_at: dict[str, float] = {}
-        self._listed: dict[str, Sequence[Orphan]] = {}
+    def __init__(self, stored: Iterable[KnownOrphan] = ()) -> None:
+        self._known: dict[str, KnownOrphan] = {}
+        """Those that are there, by name."""
+        self._gone: dict[str, KnownOrphan] = {}
+        """Those that are gone, by id: the month still counts them."""
+        self._listed: dict[str, Mapping[str, Orphan]] = {}
+        """By provider, and by name."""
+        self._accounts: dict[str, str | None] = {}
+        """The account of each of these lists; None: it was not told."""
         self._asked: dict[str, str] = {}
         """The user who wants an orphan ended, by the name of the orphan; not committed yet."""
-        self._offered: tuple[Event, ...] = ()
-        for event in stored:
-            self._take(event)
+        self._offered: dict[str, KnownOrphan] = {}
+        """What is to be stored, by id."""
+        self._is_dirty = True
+        """Something changed since the last offer."""
+        self._is_pending = False
+        """What was offered last is not stored yet."""
+        self.follow(stored)
 
-    def listed(self, provider: str, orphans: Sequence[Orphan]) -> bool:
-        """Take the orphans of a whole list; return whether there is something to tell."""
-        self._listed[provider] = orphans
-        there = {_name(provider, one) for one in orphans}
+    def follow(self, stored: Iterable[KnownOrphan]) -> None:
+        """Take over what is stored."""
+        for one in stored:
+            if one.gone_at is None:
+                self._known[one.name] = one
+                continue
+            self._gone[one.id] = one
+            before = self._known.get(one.name)
+            if before is not None and before.id == one.id:
+                del self._known[one.name]
+
+    def listed(self, provider: str, orphans: Sequence[Orphan], account: str | None = None) -> bool:
+        """Take the orphans of a whole list of this account; return whether there is something to
+        tell."""
+        self._accounts[provider] = account
+        there = {name_of(provider, one.instance_id): one for one in orphans}
+        self._listed[provider] = there
         # An id that the provider gives again later is another machine.
         self._asked = {
             name: by
             for name, by in self._asked.items()
             if name.partition("/")[0] != provider or name in there
         }
-        return bool(self._changes(0.0))
+        self._is_dirty = True
+        return any(self._statuses(provider))
 
     def ask_for_end(self, provider: str, instance_ids: Iterable[str], by: str) -> None:
         """Note that `by` has these orphans ended."""
         for instance_id in instance_ids:
             if not self.is_to_end(provider, instance_id):
-                self._asked[f"{provider}/{instance_id}"] = by
+                self._asked[name_of(provider, instance_id)] = by
+                self._is_dirty = True
+
+    def terms_changed(self) -> None:
+        """Look for the prices again that are not known yet."""
+        self._is_dirty = True
 
     def is_to_end(self, provider: str, instance_id: str) -> bool:
         """Return whether an admin had this orphan ended, as far as that is committed."""
-        return self._statuses.get(f"{provider}/{instance_id}") == ENDING
+        found = self._known.get(name_of(provider, instance_id))
+        return found is not None and found.status is OrphanStatus.ENDING
 
     def found_at(self, provider: str, instance_id: str) -> float | None:
         """Return when a list first had this orphan (Unix time), as far as that is committed."""
-        return self._found_at.get(f"{provider}/{instance_id}")
+        found = self._known.get(name_of(provider, instance_id))
+        return None if found is None else found.found_at
 
-    def offer(self, now: float) -> tuple[Event, ...]:
-        """Return the events to commit now. They are offered again until `committed`."""
-        self._offered = self._changes(now)
+    def get(self, provider: str, instance_id: str) -> KnownOrphan | None:
+        """Return the orphan as it is committed; None: it is not there."""
+        return self._known.get(name_of(provider, instance_id))
+
+    @property
+    def there(self) -> tuple[KnownOrphan, ...]:
+        """Those that are there, as far as that is committed."""
+        return tuple(self._known.values())
+
+    @property
+    def committed_ones(self) -> tuple[KnownOrphan, ...]:
+        """Those that are there or gone, as they are committed."""
+        return (*self._gone.values(), *self._known.values())
+
+    @property
+    def decided(self) -> tuple[KnownOrphan, ...]:
+        """Those that are there or gone, with what is decided and not committed yet."""
+        if not self._offered:
+            return self.committed_ones
+        return tuple(({one.id: one for one in self.committed_ones} | self._offered).values())
+
+    @property
+    def offered(self) -> Mapping[str, KnownOrphan]:
+        """What is to be stored with the events, by id."""
         return self._offered
 
+    def offer(self, now: float, terms: OrphanTerms | None = None) -> tuple[Event, ...]:
+        """Return the events to commit now, with what is `offered`. They are offered again until
+        `committed`."""
+        if not (self._is_dirty or self._is_pending):
+            return ()
+        self._is_dirty = False
+        self._gone = {
+            key: one for key, one in self._gone.items() if (one.gone_at or 0.0) > now - KEPT_SECONDS
+        }
+        found = terms or OrphanTerms()
+        events: list[Event] = []
+        self._offered = {}
+        for provider in self._listed:
+            for name, orphan, status, by in self._statuses(provider):
+                row, event = self._changed(name, orphan, status, by, found, now)
+                self._offered[row.id] = row
+                events.append(event)
+            for row in self._completed(provider, found):
+                self._offered.setdefault(row.id, row)
+        self._is_pending = bool(self._offered)
+        return tuple(events)
+
     def committed(self) -> None:
-        """The offered events are stored."""
-        offered, self._offered = self._offered, ()
-        for event in offered:
-            self._take(event)
+        """What was offered is stored."""
+        offered, self._offered = self._offered, {}
+        self._is_pending = False
+        self.follow(offered.values())
+        for one in offered.values():
+            if one.status is OrphanStatus.ENDING or one.gone_at is not None:
+                self._asked.pop(one.name, None)
 
     def refused(self) -> None:
-        """The offered events can never be stored. They are not offered again; nothing is ended that
+        """What was offered can never be stored. It is not offered again; nothing is ended that
         another controller would not know of."""
-        offered, self._offered = self._offered, ()
-        for event in offered:
-            if event.to_status == ENDING and event.reason is not None:
-                self._asked.pop(event.reason, None)
+        offered, self._offered = self._offered, {}
+        self._is_pending, self._is_dirty = False, True
+        for one in offered.values():
+            if one.status is OrphanStatus.ENDING and one.gone_at is None:
+                self._asked.pop(one.name, None)
             else:
-                self._take(event)
+                self.follow([one])
 
-    def _take(self, event: Event) -> None:
-        if event.kind is not EventKind.ORPHAN or event.reason is None or event.to_status is None:
-            return
-        if event.to_status == GONE:
-            self._statuses.pop(event.reason, None)
-            self._found_at.pop(event.reason, None)
-        else:
-            self._statuses[event.reason] = event.to_status
-            self._found_at.setdefault(event.reason, event.at)
-        self._asked.pop(event.reason, None)
+    def _statuses(
+        self, provider: str
+    ) -> Iterator[tuple[str, Orphan | None, OrphanStatus, str | None]]:
+        """Yield each orphan of the provider with another status than it has, and who wants it; None
+        for one that is gone."""
+        there = self._listed[provider]
+        for name, orphan in there.items():
+            before = self._known.get(name)
+            status = None if before is None else before.status
+            # What an admin had ended stays so, whatever the orphan counts as later.
+            if (by := self._asked.get(name)) is not None and status is not OrphanStatus.ENDING:
+                yield name, orphan, OrphanStatus.ENDING, by
+                continue
+            wanted = OrphanStatus.KEPT if orphan.quarantined else OrphanStatus.FOUND
+            if status not in (wanted, OrphanStatus.ENDING):
+                yield name, orphan, wanted, None
+        same = self._same_accounts(provider)
+        for name, one in self._known.items():
+            # A list of another account tells nothing of it.
+            if one.provider == provider and name not in there and one.account in same:
+                yield name, None, OrphanStatus.GONE, None
 
-    def _changes(self, now: float) -> tuple[Event, ...]:
-        found: list[Event] = []
-        for provider, orphans in self._listed.items():
-            there = {_name(provider, one): one for one in orphans}
-            for name, orphan in there.items():
-                before = self._statuses.get(name)
-                # What an admin had ended stays so, whatever the orphan counts as later.
-                if (by := self._asked.get(name)) is not None and before != ENDING:
-                    found.append(_event(name, before, ENDING, None, f"{by} had it ended", now))
-                    continue
-                status = KEPT if orphan.quarantined else FOUND
-                if before not in (status, ENDING):
-                    found.append(_event(name, before, status, _becomes(orphan), _CAUSE, now))
-            found += [
-                _event(name, before, GONE, None, _GONE_CAUSE, now)
-                for name, before in self._statuses.items()
-                if name.partition("/")[0] == provider and name not in there
-            ]
-        return tuple(found)
+    def _same_accounts(self, provider: str) -> Set[str | None]:
+        """Return the accounts of which the provider's list is. One that has an orphan of an account
+        is a list of that account, whatever its name is now."""
+        listed = self._listed[provider]
+        known = (self._known.get(name) for name in listed)
+        there = {one.account for one in known if one is not None}
+        return {None, self._accounts[provider], *there}
+
+    def _changed(
+        self,
+        name: str,
+        orphan: Orphan | None,
+        status: OrphanStatus,
+        by: str | None,
+        terms: OrphanTerms,
+        now: float,
+    ) -> tuple[KnownOrphan, Event]:
+        before = self._known.get(name)
+        old = None if before is None else before.status
+        if orphan is None:
+            assert before is not None, "only what is known can be gone"
+            row = replace(before, status=status, gone_at=now)
+            return row, _event(name, old, status, None, _GONE_CAUSE, now)
+        row = known(orphan, status, terms.record(orphan), now) if before is None else before
+        account = self._accounts[orphan.provider]
+        row = _complete(replace(row, status=status), orphan, account, terms)
+        if by is not None:
+            return row, _event(name, old, status, None, f"{by} had it ended", now)
+        return row, _event(name, old, status, _becomes(orphan), _CAUSE, now)
+
+    def _completed(self, provider: str, terms: OrphanTerms) -> Iterator[KnownOrphan]:
+        """Yield those of which more is known now."""
+        for name, orphan in self._listed[provider].items():
+            before = self._known.get(name)
+            if before is None:
+                continue
+            row = _complete(before, orphan, self._accounts[provider], terms)
+            if row is not before:
+                yield row
 
 
-def _name(provider: str, orphan: Orphan) -> str:
-    return f"{provider}/{orphan.instance_id}"
+def _complete(
+    known_: KnownOrphan, orphan: Orphan, account: str | None, terms: OrphanTerms
+) -> KnownOrphan:
+    """Return the orphan with what was not known of it so far; what was known stays, but the name
+    of its account."""
+    row = known_
+    if account is not None and row.account != account:
+        row = replace(row, account=account)
+    if row.machine_id is None and orphan.machine_id is not None:
+        row = replace(row, machine_id=orphan.machine_id)
+    if row.fleet is None and orphan.fleet is not None:
+        row = replace(row, fleet=orphan.fleet)
+    if row.traits.instance_type is None and orphan.traits.instance_type is not None:
+        row = replace(row, traits=orphan.traits)
+    if row.fleet is not None and (fleet := terms.fleet(row.fleet)) != row.fleet:
+        row = replace(row, fleet=fleet)
+    if row.price is None and (price := terms.price(row)) is not None:
+        row = replace(row, price=price)
+    return row
 
 
 def _event(
-    name: str, before: str | None, after: str, message: str | None, cause: str, now: float
+    name: str,
+    before: OrphanStatus | None,
+    after: OrphanStatus,
+    message: str | None,
+    cause: str,
+    now: float,
 ) -> Event:
     return Event(
         run_id=NO_RUN,
         at=now,
         kind=EventKind.ORPHAN,
-        from_status=before,
-        to_status=after,
+        from_status=None if before is None else before.value,
+        to_status=after.value,
         reason=name,
         message=message,
         cause=cause,

@@ -146,43 +146,70 @@ class QuotaOfProvider(_Reason, frozen=True, kw_only=True, tag="quota"):
 
 class OverBudget(_Reason, frozen=True, kw_only=True, tag="over_budget"):
     """What is needed would cost more than its fleet, its user or this installation may.
-    `owner`: which, in words; `limit`: its time. `next_month`: the day on which the next month
-    begins, if its budget allows what is needed."""
+    `owner`: which, in words; `limit`: its time. `orphans`: how many machines without a record are
+    among those that cost this. `also`: what refuses it, too, in words. `next_month`: the day on
+    which the next month begins, if what is needed is allowed then by all that refuse it now."""
 
     owner: str
     limit: str
     allowed: float
     spent: float
     asked: float
+    orphans: int = 0
+    also: tuple[str, ...] = ()
     next_month: str | None = None
 
     def sentence(self) -> str:
         then = ""
         if self.next_month is not None:
             then = f"; the next try is on {self.next_month} at 00:00:00 UTC"
+        return "; ".join((self.words(), *self.also)) + then
+
+    def words(self) -> str:
+        """Return what this limit alone says."""
+        without = ""
+        if self.orphans:
+            without = f" ({self.orphans} of them without a record: `fairlead machine orphans`)"
         return (
             f"{self.owner} may cost {price_words(self.allowed)} {self.limit}; its machines cost "
-            f"{price_words(self.spent)}, and what is needed would add "
-            f"{price_words(self.asked)}{then}"
+            f"{price_words(self.spent)}{without}, and what is needed would add "
+            f"{price_words(self.asked)}"
         )
 
 
 class FleetAtMost(_Reason, frozen=True, kw_only=True, tag="fleet_at_most"):
     """What is needed together is more than its fleet may still have. `asked`: how many machines;
-    `has`: how many there are of its `most`, None: all of them."""
+    `has`: how many there are of its `most`, None: all of them. `also`: what refuses it, too."""
 
     owner: str
     most: int
     has: int | None = None
     asked: int = 1
+    also: tuple[str, ...] = ()
 
     def sentence(self) -> str:
+        return "; ".join((self.words(), *self.also))
+
+    def words(self) -> str:
+        """Return what this limit alone says."""
         if self.has is None:
             return f"{self.owner} has its most machines ({self.most})"
         return (
             f"{self.owner} may have {self.most} machine{'' if self.most == 1 else 's'} "
             f"(`machines.nodes.max`); it has {self.has}, and what is needed would add {self.asked}"
         )
+
+
+def all_of(refusals: Sequence[OverBudget | FleetAtMost]) -> OverBudget | FleetAtMost:
+    """Return the first of these with what the others say. A day is told only if none of them
+    refuses what is needed on that day."""
+    first, *others = refusals
+    also = tuple(one.words() for one in others)
+    if isinstance(first, FleetAtMost):
+        return msgspec.structs.replace(first, also=also)
+    days = {one.next_month if isinstance(one, OverBudget) else None for one in refusals}
+    day = None if None in days else max(one for one in days if one is not None)
+    return msgspec.structs.replace(first, also=also, next_month=day)
 
 
 class ProviderAway(_Reason, frozen=True, kw_only=True, tag="provider_away"):

@@ -73,7 +73,8 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     """What the calls need of the controller.
 
     `records`: the committed ones, newest. `order_of`: the same bytes at each call. `answers`: ids
-    of machines whose node is connected. `tell_orphans` takes all that a provider's whole list has.
+    of machines whose node is connected. `tell_orphans` takes all that a provider's whole list has,
+    and its account, where that is known.
     `found_at` returns when an orphan of a provider was first found, by its id there; `is_to_end`
     whether an admin had it ended. `tried`: ids of machines that a check makes and ends. `is_empty`
     asks a machine's shim whether it has no task; it raises when the shim does not answer.
@@ -84,7 +85,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     post: Callable[[MachineReport], None]
     order_of: Callable[[Machine], Order]
     answers: Callable[[], frozenset[str]]
-    tell_orphans: Callable[[str, tuple[Orphan, ...]], None]
+    tell_orphans: Callable[[str, tuple[Orphan, ...], str | None], None]
     is_empty: Callable[[str], Awaitable[bool]]
     found_at: Callable[[str, str], float | None]
     is_to_end: Callable[[str, str], bool]
@@ -420,16 +421,17 @@ class ProviderCalls:
         now = self._clock.now()
         result = reconcile(listed.found, records, case, now)
         self._missing = result.missing
-        self._note_orphans(result.orphans)
+        self._note_orphans(result.orphans, listed.account)
         for report in result.reports:
             if isinstance(report, CallFailed):
                 log.warning("machine %s: %s", report.machine_id, report.message)
             if self._changes_something(report, records):
                 self._desk.post(report)
-        for orphan in result.orphans:
-            ends_at = orphan.ends_at()
-            if ends_at is not None and ends_at <= now:
-                await self._end_orphan(orphan)
+        due = (one for one in result.orphans if (at := one.ends_at()) is not None and at <= now)
+        # Of a thousand orphans, the last one must not wait for all calls before it.
+        async with asyncio.TaskGroup() as group:
+            for orphan in due:
+                group.create_task(self._end_orphan(orphan))
 
     @staticmethod
     def _changes_something(report: MachineReport, records: dict[str, Machine]) -> bool:
@@ -440,7 +442,7 @@ class ProviderCalls:
         waits = machine.status is MachineStatus.PROVISIONING and report.place is not None
         return machine.instance_id is None or waits
 
-    def _note_orphans(self, orphans: tuple[Orphan, ...]) -> None:
+    def _note_orphans(self, orphans: tuple[Orphan, ...], account: str | None) -> None:
         known = {one.instance_id for one in self.orphans}
         for one in orphans:
             if one.instance_id not in known:
@@ -453,11 +455,12 @@ class ProviderCalls:
                     kept,
                 )
         self.orphans = orphans
-        self._desk.tell_orphans(self._provider, orphans)
+        self._desk.tell_orphans(self._provider, orphans, account)
 
     async def _end_orphan(self, orphan: Orphan) -> None:
         try:
-            await self._answer(self._cloud.terminate(orphan.instance_id))
+            async with self._slots:
+                await self._answer(self._cloud.terminate(orphan.instance_id))
         # The next comparison finds it again.
         except CloudError as error:
             log.warning("orphan %s at %s: %s", orphan.instance_id, self._provider, error)

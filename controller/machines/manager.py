@@ -21,6 +21,11 @@ from controller.pipelines.renting.rentals import Rentals
 from controller.pipelines.renting.settings import Pinned
 from fairlead.model.statuses import NodeStatus
 
+UNLISTED = (
+    "after a restore from backup, a list of its machines comes first (`fairlead provider check` "
+    "tries it)"
+)
+
 
 class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The providers by name, and what machines boot with.
@@ -62,7 +67,7 @@ class MachineManager:
             post=rentals.post,
             order_of=self._order,
             answers=self._answering,
-            tell_orphans=rentals.orphans_listed,
+            tell_orphans=self._tell_orphans,
             is_empty=is_empty,
             found_at=rentals.orphan_found_at,
             is_to_end=rentals.orphan_is_to_end,
@@ -77,6 +82,11 @@ class MachineManager:
             for name, cloud in settings.clouds.items()
         }
         self._known = set(rentals.committed)
+        self._unlisted = set() if restored_at is None else set(settings.clouds)
+        """Providers whose orphans are not known yet, and may be many: the backup knows none of the
+        machines that were ordered after it."""
+        self._held: dict[str, Supply] = {}
+        """What may be bought there once they are known."""
         self.trials: dict[str, Trial] = {}
         """The latest check of each provider that made a machine."""
         self._trying: set[asyncio.Task[None]] = set()
@@ -128,7 +138,17 @@ class MachineManager:
                     await cloud.close()
 
     def _tell(self, provider: str, supply: Supply | str) -> None:
+        if provider in self._unlisted and isinstance(supply, Supply):
+            self._held[provider], supply = supply, UNLISTED
         self._rentals.set_offers(provider, supply)
+
+    def _tell_orphans(
+        self, provider: str, orphans: tuple[Orphan, ...], account: str | None
+    ) -> None:
+        self._rentals.orphans_listed(provider, orphans, account)
+        self._unlisted.discard(provider)
+        if (supply := self._held.pop(provider, None)) is not None:
+            self._rentals.set_offers(provider, supply)
 
     def _look(self) -> None:
         for machine in self._rentals.committed.values():

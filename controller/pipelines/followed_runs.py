@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from controller.clock import Chance, Clock
 from controller.lifecycle.machines.model import Machine
+from controller.lifecycle.machines.orphans import KnownOrphan
 from controller.lifecycle.model import Allocation, Fleet, RunState
 from controller.lifecycle.renting_reasons import MachineReason
 from controller.pipelines.renting.rentals import Rentals
@@ -32,10 +33,11 @@ class FollowedRentals(Rentals):
         placement: JobSubmittedPipeline,
         settings: RentalSettings,
         machines: Iterable[Machine],
+        orphans: Iterable[KnownOrphan],
         reasons: Mapping[str, MachineReason],
         ask_leader: Callable[[], None],
     ) -> None:
-        super().__init__(placement.index, settings, machines, placement.could_hold)
+        super().__init__(placement.index, settings, machines, placement.could_hold, orphans)
         self.reasons = reasons
         self._ask_leader = ask_leader
 
@@ -43,7 +45,10 @@ class FollowedRentals(Rentals):
         self._ask_leader()
         return None
 
-    def follow(self, machines: Mapping[str, Machine | None]) -> None:
+    def follow(
+        self, machines: Mapping[str, Machine | None], orphans: Mapping[str, KnownOrphan | None]
+    ) -> None:
+        self._orphans.follow(one for one in orphans.values() if one is not None)
         found = {key: machine for key, machine in machines.items() if machine is not None}
         for machine in found.values():
             self.put(machine)
@@ -93,7 +98,7 @@ class FollowedRuns(RunPipeline):
         for node_id, node in found.nodes.items():
             self._inventory.show_node(node, node_id)
         if self._followed_rentals is not None:
-            self._followed_rentals.follow(found.machines)
+            self._followed_rentals.follow(found.machines, found.orphans)
         for run_id, state in found.runs.items():
             if state is not None:
                 self._show(state, found.late.get(run_id, ()))

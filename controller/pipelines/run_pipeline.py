@@ -364,7 +364,7 @@ class RunPipeline:
 
     async def _commit(self, turn: TurnInProgress, inventory: InventoryChanges) -> None:
         changes = turn.changes(inventory, self._aside.events)
-        if changes.runs or changes.events or inventory.has_any:
+        if changes.runs or changes.events or changes.orphans or inventory.has_any:
             try:
                 await self._store.commit(changes)
             except StoreRefused as error:

@@ -18,6 +18,7 @@ from controller.clock import Chance
 from controller.lifecycle.decide import decide
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.events import Event
+from controller.lifecycle.machines.orphans import KnownOrphan
 from controller.lifecycle.model import Run, RunState
 from controller.lifecycle.predecessors import PredecessorFacts
 from controller.lifecycle.reports import Preempted, Report, Tick
@@ -51,6 +52,7 @@ class TurnInProgress:
     ) -> None:
         self.states: dict[str, RunState] = {}
         self.events: list[Event] = []
+        self.orphans: Mapping[str, KnownOrphan] = {}
         self.deadlines: dict[str, float | None] = {}
         self.held: list[Report] = []
         """Reports for the runs set aside, to be applied after this turn's commit."""
@@ -180,6 +182,7 @@ class TurnInProgress:
             fleets=without_removed(inventory.fleets),
             removed_fleets=removed_keys(inventory.fleets),
             machines=inventory.machines,
+            orphans=self.orphans,
             events=(*self.events, *more),
         )
 

@@ -140,7 +140,9 @@ def _rentals(
         month_of=month_began,
         spending=chosen.spending,
     )
-    return FollowedRentals(placement, settings, snapshot.machines, AtLeader(), ask_leader)
+    return FollowedRentals(
+        placement, settings, snapshot.machines, snapshot.orphans, AtLeader(), ask_leader
+    )
 
 
 def _gateways(

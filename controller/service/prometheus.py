@@ -120,7 +120,7 @@ class ControllerFigures:
         yield from self._of_runs(self._clock.now())
         yield from self._of_services()
         yield from self._of_nodes()
-        yield from self._of_machines()
+        yield from self._of_machines(self._clock.now())
         yield from self._of_outputs()
 
     def _of_outputs(self) -> Iterable[Metric]:
@@ -205,7 +205,7 @@ class ControllerFigures:
             gpus.add_metric([name, state], number)
         yield gpus
 
-    def _of_machines(self) -> Iterable[Metric]:
+    def _of_machines(self, now: float) -> Iterable[Metric]:
         """Yield nothing where no provider is named."""
         if self._pipeline.rentals is None:
             return
@@ -219,11 +219,12 @@ class ControllerFigures:
         yield machines
         price = GaugeMetricFamily(
             "fairlead_machines_price_per_hour",
-            "What the rented machines of a fleet cost an hour",
+            "What the rented machines of a fleet cost an hour, those without a record included",
             labels=["fleet"],
         )
         by_fleet: dict[str, float] = {}
-        for one in live:
+        orphans = self._pipeline.rentals.orphans_as_machines(now)
+        for one in (*live, *(one for one in orphans if one.is_live)):
             by_fleet[one.fleet] = by_fleet.get(one.fleet, 0.0) + one.offer.price
         for fleet, each in sorted(by_fleet.items()):
             price.add_metric([fleet], each)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from controller.lifecycle.events import Event
 from controller.lifecycle.inventory import NodeAddress
 from controller.lifecycle.machines.cost import DayCosts
 from controller.lifecycle.machines.model import Machine
+from controller.lifecycle.machines.orphans import KEPT_SECONDS, KnownOrphan
 from controller.lifecycle.model import Allocation, Attempt, Fleet, Node, RunState, Use
 from controller.store.accounts import ServiceKey, StoredSecret, StoredToken, User
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
@@ -20,7 +21,7 @@ from fairlead.wire.gateway import Certificate
 
 USE_SECONDS = 10 * 86400.0
 """Use that lies farther back weighs less than a thousandth, with a half-life of a day."""
-MACHINES_SECONDS = 35 * 86400.0
+MACHINES_SECONDS = KEPT_SECONDS
 """How long a controller needs ended machines: the budget of a month counts them."""
 COSTS_SECONDS = 400 * 86400.0
 """How long the sums of days are kept: a year, and the months in which it begins and ends."""
@@ -226,10 +227,6 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     that this store never knew."""
 
 
-MAX_EVENTS_OF_NO_RUN = 1000
-"""How many events of no run a starting controller reads."""
-
-
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a starting controller needs."""
 
@@ -248,9 +245,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[StoredSecret, ...] = ()
     machines: tuple[Machine, ...] = ()
     """Those that may cost money, and those that ended within `MACHINES_SECONDS`."""
+    orphans: tuple[KnownOrphan, ...] = ()
+    """Those that are there, and those that are gone for less than `MACHINES_SECONDS`."""
     catalogs: tuple[StoredCatalog, ...] = ()
-    events_of_no_run: tuple[Event, ...] = ()
-    """The latest events that are of no run, oldest first."""
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,6 +269,7 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     fleets: dict[str, Fleet] = {}
     removed_fleets: tuple[str, ...] = ()
     machines: dict[str, Machine] = {}
+    orphans: Mapping[str, KnownOrphan] = {}
     service_keys: tuple[ServiceKey, ...] = ()
     removed_service_keys: tuple[str, ...] = ()
     secrets: tuple[StoredSecret, ...] = ()

@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from controller.lifecycle.attempts.allocations import use_of
-from controller.lifecycle.events import NO_RUN, Event
 from controller.lifecycle.machines.cost import DayCosts
 from controller.lifecycle.machines.model import Machine
+from controller.lifecycle.machines.orphans import KnownOrphan
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
@@ -29,7 +29,6 @@ from controller.store import schema
 from controller.store.accounts import ServiceKey, StoredToken, User
 from controller.store.base import (
     MACHINES_SECONDS,
-    MAX_EVENTS_OF_NO_RUN,
     USE_SECONDS,
     Snapshot,
     StoredEvent,
@@ -45,6 +44,7 @@ from controller.store.rows import (
     JOB,
     MACHINE,
     NODE,
+    ORPHAN,
     RUN,
     SECRET,
     SERVICE_KEY,
@@ -65,8 +65,6 @@ IDS_PER_QUERY = 500
 """Databases limit the number of parameters of a statement: SQLite to 32,766 (999 before 3.32),
 PostgreSQL's protocol to 65,535."""
 _ROWS_AT_ONCE = 1000
-_AFTER_ALL = 1 << 62
-"""More than the number of any event."""
 _runs = schema.runs.c
 
 
@@ -94,14 +92,9 @@ def snapshot(connection: sa.Connection, *, used_since: float) -> Snapshot:
         gateways=tuple(map(GATEWAY.value, _rows(connection, sa.select(schema.gateways)))),
         catalogs=tuple(map(CATALOG.value, _rows(connection, sa.select(schema.catalogs)))),
         machines=_machines(connection, used_since + USE_SECONDS - MACHINES_SECONDS),
+        orphans=_orphans(connection, used_since + USE_SECONDS - MACHINES_SECONDS),
         secrets=tuple(map(SECRET.value, _rows(connection, sa.select(schema.secrets)))),
-        events_of_no_run=_events_of_no_run(connection),
     )
-
-
-def _events_of_no_run(connection: sa.Connection) -> tuple[Event, ...]:
-    query = EventQuery(run=NO_RUN, before=_AFTER_ALL, limit=MAX_EVENTS_OF_NO_RUN)
-    return tuple(one.event for one in events(connection, query))
 
 
 def _machines(connection: sa.Connection, ended_after: float) -> tuple[Machine, ...]:
@@ -112,6 +105,12 @@ def _machines(connection: sa.Connection, ended_after: float) -> tuple[Machine, .
         .order_by(machine.ordered_at, machine.id)
     )
     return tuple(map(MACHINE.value, _rows(connection, query)))
+
+
+def _orphans(connection: sa.Connection, gone_after: float) -> tuple[KnownOrphan, ...]:
+    gone_at = schema.orphans.c.gone_at
+    query = sa.select(schema.orphans).where(gone_at.is_(None) | (gone_at > gone_after))
+    return tuple(map(ORPHAN.value, _rows(connection, query.order_by(schema.orphans.c.id))))
 
 
 def _leftovers(connection: sa.Connection) -> tuple[Allocation, ...]:

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from controller.lifecycle.events import Event
 from controller.lifecycle.machines.cost import DayCosts
 from controller.lifecycle.machines.model import Machine
+from controller.lifecycle.machines.orphans import KnownOrphan
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
@@ -178,6 +179,7 @@ ALLOCATION = RowCodec(Allocation, schema.allocations)
 FLEET = RowCodec(Fleet, schema.fleets)
 NODE = RowCodec(Node, schema.nodes)
 MACHINE = RowCodec(Machine, schema.machines)
+ORPHAN = RowCodec(KnownOrphan, schema.orphans)
 USER = RowCodec(User, schema.users)
 TOKEN = RowCodec(StoredToken, schema.tokens)
 SERVICE_KEY = RowCodec(ServiceKey, schema.service_keys)

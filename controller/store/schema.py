@@ -12,7 +12,7 @@ from controller.store.errors import StoreUnusable
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = "0014"
+SCHEMA_VERSION = "0015"
 CONTROLLERS_SINCE = "0007"
 """The first version with the table of controllers."""
 DISKS_SINCE = "0014"
@@ -197,6 +197,13 @@ machines = sa.Table(
     _word("status", nullable=False),
     _time("ordered_at", nullable=False),
     _time("terminated_at"),
+    _rest(),
+)
+orphans = sa.Table(
+    "orphans",
+    metadata,
+    _id(),
+    _time("gone_at"),
     _rest(),
 )
 runs = sa.Table(

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from controller.lifecycle.events import NO_RUN, Event
 from controller.lifecycle.model import Job, RunState
 from controller.store import schema
-from controller.store.base import Changes
+from controller.store.base import MACHINES_SECONDS, Changes
 from controller.store.queries import FINAL, is_older, select_last_numbers
 from controller.store.rows import (
     ALLOCATION,
@@ -27,6 +27,7 @@ from controller.store.rows import (
     JOB,
     MACHINE,
     NODE,
+    ORPHAN,
     RUN,
     SECRET,
     SERVICE_KEY,
@@ -104,6 +105,7 @@ def write(connection: sa.Connection, changes: Changes) -> None:
     _upsert(connection, NODE, "id", changes.nodes.values())
     delete(connection, schema.nodes.c.id, changes.removed_nodes)
     _upsert(connection, MACHINE, "id", changes.machines.values())
+    _upsert(connection, ORPHAN, "id", changes.orphans.values())
     # Users first: their tokens, keys and secrets refer to them by foreign keys.
     _upsert(connection, USER, "name", changes.users)
     delete(connection, schema.users.c.name, changes.removed_users)
@@ -226,6 +228,9 @@ def forget_runs(connection: sa.Connection, finished_before: float, limit: int) -
 def _delete_events_of_no_run(connection: sa.Connection, before: float) -> None:
     event = schema.events.c
     connection.execute(sa.delete(schema.events).where(event.run_id == NO_RUN, event.at < before))
+    # The month in which it was there still counts it.
+    long_gone = schema.orphans.c.gone_at < before - MACHINES_SECONDS
+    connection.execute(sa.delete(schema.orphans).where(long_gone))
 
 
 def forget_attempts(connection: sa.Connection, finished_before: float, limit: int) -> list[str]:
@@ -311,11 +316,15 @@ def culprits(connection: sa.Connection, changes: Changes) -> dict[Kind, set[str]
 
 def _parts(changes: Changes) -> Iterator[tuple[Kind, str, Changes]]:
     events: dict[str, list[Event]] = {run_id: [] for run_id in changes.runs}
+    if changes.orphans:
+        events[NO_RUN] = []
     for event in changes.events:
         events.setdefault(event.run_id, []).append(event)
     for run_id, of_run in events.items():
         states = {run_id: changes.runs[run_id]} if run_id in changes.runs else {}
-        yield "runs", run_id, Changes(runs=states, events=tuple(of_run))
+        # They are stored with their events or not at all.
+        orphans = changes.orphans if run_id == NO_RUN else {}
+        yield "runs", run_id, Changes(runs=states, orphans=orphans, events=tuple(of_run))
     for name, fleet in changes.fleets.items():
         yield "fleets", name, Changes(fleets={name: fleet})
     for name in changes.removed_fleets:

@@ -188,6 +188,7 @@ def shown(instance: Wish) -> Wish:
     return {
         "id": instance["id"],
         "machine": marks.get(MACHINE),
+        "fleet": marks.get(FLEET),
         "created_at": int(created) if created.isdecimal() else 0,
         "instance_type": instance["instance_type"]["name"],
         "region": instance["region"]["name"],

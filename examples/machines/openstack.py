@@ -162,8 +162,20 @@ class Servers:
         return {"machines": [shown(one) for one in every if one["id"] in wanted]}
 
     def list(self, wish: Wish) -> Wish:
-        every = self._pages("servers")
-        return {"machines": [shown(one) for one in every if is_of(one, wish["installation"])]}
+        own = [one for one in self._pages("servers") if is_of(one, wish["installation"])]
+        # A server names its flavor by the id.
+        types = {one["id"]: one["name"] for one in self._pages("flavors")} if own else {}
+        return {"machines": [{**shown(one), **self._traits(one, types)} for one in own]}
+
+    def _traits(self, server: Wish, types: dict[str, str]) -> Wish:
+        """Return the offer that the server was made of: budgets count an orphan by its price."""
+        zone = server.get("OS-EXT-AZ:availability_zone")
+        # An offer has no zone where the arguments name none.
+        return {
+            "instance_type": types.get(server["flavor"]["id"]),
+            "region": self.region,
+            "zone": zone if self.options.zone and zone else None,
+        }
 
     def _pages(self, what: str, query: Wish | None = None) -> Wishes:
         """Return the flavors or servers of all pages. A page that fails raises."""
@@ -218,6 +230,7 @@ def shown(server: Wish) -> Wish:
     return {
         "id": server["id"],
         "machine": server["metadata"].get(MACHINE),
+        "fleet": server["metadata"].get(FLEET),
         "created_at": datetime.fromisoformat(server["created"]).timestamp(),
         "host": every[0]["addr"] if every else None,
     }

@@ -53,7 +53,7 @@ class Machines:
             if len(list(self.folder.glob("*/machine.json"))) >= 8:
                 raise Refusal("no_capacity", "eight machines are as many as this one holds")
             folder.mkdir(exist_ok=True)
-            kept = ("machine", "installation", "name", "instance_type", "region")
+            kept = ("machine", "fleet", "installation", "name", "instance_type", "region")
             about = {key: wish[key] for key in kept}
             self._start(folder, {**about, "created_at": time.time()})
         return self._shown(folder)
@@ -99,6 +99,7 @@ class Machines:
         return {
             "id": folder.name,
             "machine": about["machine"],
+            "fleet": about.get("fleet"),
             "installation": about["installation"],
             "created_at": about["created_at"],
             "instance_type": about.get("instance_type"),

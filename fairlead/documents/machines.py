@@ -63,20 +63,31 @@ class BudgetView(View, frozen=True):
     month_cost: float
 
 
+class OrphanCosts(View, frozen=True):
+    """The machines without a record, for admins. `per_hour`: what is spent on them now for an hour,
+    but for those `without_price`: the price of these is not known."""
+
+    count: int = 0
+    per_hour: float = 0.0
+    without_price: int = 0
+
+
 class CostsView(View, frozen=True):
     """What rented machines have cost, the dearest first; with `per` the oldest days first.
-    `per_hour`: what is spent now for an hour."""
+    `per_hour`: what is spent now for an hour. `orphans`: they are in all of these."""
 
     rows: tuple[CostRow, ...]
     total: float
     per_hour: float = 0.0
     budgets: tuple[BudgetView, ...] = ()
+    orphans: OrphanCosts = OrphanCosts()
 
 
 class OrphanView(View, frozen=True):
     """A machine at a provider that no record knows. `ends_at` null: it is kept until an admin has
-    it ended; `is_to_end`: an admin did. `instance_type` to `spot`: what the provider's list tells
-    of it. `price`: of an hour, where it is known."""
+    it ended; `is_to_end`: an admin did. `fleet`: its tag; `instance_type` to `spot`: what the
+    provider's list tells of it. `price`: of an hour, as budgets count it; null: it is not known, so
+    no budget counts it."""
 
     provider: str
     instance_id: str
@@ -87,6 +98,7 @@ class OrphanView(View, frozen=True):
     is_duplicate: bool
     quarantined: bool
     is_to_end: bool = False
+    fleet: str | None = None
     instance_type: str | None = None
     region: str | None = None
     zone: str | None = None

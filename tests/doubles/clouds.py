@@ -40,6 +40,8 @@ class MemoryCloud:
         """Where new machines are reached."""
         self.traits = Traits()
         """What lists tell of each machine."""
+        self.fleet: str | None = None
+        """The tag of machines that nobody asked for through `create`."""
         self._offers = offers
         self._made = 0
 
@@ -97,6 +99,7 @@ class MemoryCloud:
             Found(
                 instance_id=one.id,
                 machine_id=one.machine_id,
+                fleet=one.order.fleet if one.order is not None else self.fleet,
                 created_at=one.created_at,
                 place=one.place,
                 traits=self.traits,

@@ -18,6 +18,7 @@ from controller.lifecycle.attempts.allocations import use_of
 from controller.lifecycle.events import NO_RUN
 from controller.lifecycle.machines.cost import DayCosts
 from controller.lifecycle.machines.model import Machine
+from controller.lifecycle.machines.orphans import KnownOrphan
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
@@ -33,7 +34,6 @@ from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS, recent
 from controller.store.accounts import ServiceKey, StoredSecret, StoredToken, User
 from controller.store.base import (
     MACHINES_SECONDS,
-    MAX_EVENTS_OF_NO_RUN,
     USE_SECONDS,
     Boot,
     Changes,
@@ -134,6 +134,7 @@ class MemoryDatabase:
         self.secrets: dict[str, StoredSecret] = {}
         self.gateways: dict[str, Gateway] = {}
         self.machines: dict[str, Machine] = {}
+        self.orphans: dict[str, KnownOrphan] = {}
         self.catalogs: dict[str, StoredCatalog] = {}
         self.costs: dict[str, DayCosts] = {}
         self.events: list[StoredEvent] = []
@@ -188,10 +189,12 @@ class MemoryStore:
             secrets=tuple(database.secrets.values()),
             gateways=tuple(database.gateways.values()),
             machines=tuple(self._machines()),
+            orphans=tuple(
+                one
+                for one in database.orphans.values()
+                if one.gone_at is None or one.gone_at > self._now() - MACHINES_SECONDS
+            ),
             catalogs=tuple(database.catalogs.values()),
-            events_of_no_run=tuple(
-                one.event for one in database.events if one.event.run_id == NO_RUN
-            )[-MAX_EVENTS_OF_NO_RUN:],
         )
 
     def _machines(self) -> list[Machine]:
@@ -225,6 +228,7 @@ class MemoryStore:
         _put(database.fleets, changes.fleets, changes.removed_fleets)
         _put(database.nodes, changes.nodes, changes.removed_nodes)
         database.machines.update(changes.machines)
+        database.orphans.update(changes.orphans)
         database.catalogs.update({one.name: one for one in changes.catalogs})
         database.costs.update({one.day: one for one in changes.costs})
         database.costs = {
@@ -284,6 +288,12 @@ class MemoryStore:
             if one.event.run_id not in old
             and (one.event.run_id != NO_RUN or one.event.at >= finished_before)
         ]
+        long_gone = finished_before - MACHINES_SECONDS
+        database.orphans = {
+            key: one
+            for key, one in database.orphans.items()
+            if one.gone_at is None or one.gone_at >= long_gone
+        }
         return len(old)
 
     async def forget_attempts(self, *, finished_before: float, limit: int) -> int:

@@ -126,6 +126,8 @@ class OpenStackDouble:
             "status": "ACTIVE",
             "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "metadata": wish["metadata"],
+            "flavor": {"id": wish["flavorRef"], "links": []},
+            "OS-EXT-AZ:availability_zone": wish.get("availability_zone", "nova"),
             "addresses": {},
         }
         if self.fault is not None:

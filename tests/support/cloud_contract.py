@@ -98,6 +98,7 @@ class CloudContract:
         made = await made_by(world.cloud, order)
         (listed,) = await world.cloud.list_tagged(installation)
         assert (listed.instance_id, listed.machine_id) == (made.instance_id, order.machine_id)
+        assert listed.fleet == order.fleet
         assert listed.created_at > 1_600_000_000
         assert set(await world.cloud.describe([made.instance_id])) == {made.instance_id}
 

@@ -10,6 +10,8 @@ import msgspec
 
 from controller.lifecycle.events import NO_RUN, Event, EventKind
 from controller.lifecycle.machines.cost import CostOfDay, DayCosts
+from controller.lifecycle.machines.orphans import KnownOrphan, OrphanStatus
+from controller.lifecycle.machines.reconcile import Traits
 from controller.lifecycle.model import Incarnation
 from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS, recent
 from controller.store.base import Changes, Store
@@ -235,18 +237,49 @@ class HistoryContract(Opened):
         assert loaded.jobs == kept.jobs
         assert {place.id for place in loaded.allocations} == {p.id for p in kept.allocations}
 
-    async def test_events_of_no_run_are_read_at_a_start_and_forgotten_as_runs_are(
-        self, store: Store
-    ) -> None:
+    async def test_events_of_no_run_are_forgotten_as_runs_are(self, store: Store) -> None:
         told = [
             Event(run_id=NO_RUN, at=at, kind=EventKind.ORPHAN, to_status="found", cause="a test")
             for at in (100.0, 200.0)
         ]
         of_a_run = an_event()
         await store.commit(Changes(events=(told[0], of_a_run, told[1])))
-        assert (await store.load()).events_of_no_run == tuple(told)
         nobodys = await store.events(EventQuery(user="ada"))
         assert [one.event for one in nobodys] == []
         await store.forget(finished_before=150.0, limit=10)
-        assert (await store.load()).events_of_no_run == (told[1],)
         assert [one.event for one in await store.events(EventQuery())] == [of_a_run, told[1]]
+
+    async def test_orphans_are_read_at_a_start_and_outlast_their_events(self, store: Store) -> None:
+        def orphan(key: str, gone_at: float | None = None) -> KnownOrphan:
+            return KnownOrphan(
+                id=key,
+                provider="lab",
+                instance_id="x" * 500,
+                status=OrphanStatus.ENDING if gone_at is None else OrphanStatus.GONE,
+                traits=Traits(instance_type="small", region="north", spot=True),
+                price=0.3,
+                fleet="burst",
+                created_at=1.0,
+                found_at=2.0,
+                costs_since=3.0,
+                gone_at=gone_at,
+            )
+
+        async def loaded() -> list[KnownOrphan]:
+            return sorted((await store.load()).orphans, key=lambda one: one.id)
+
+        now = time.time()
+        there, left, long_gone = (
+            orphan("a"),
+            orphan("b", now - 60.0),
+            orphan("c", now - 40 * 86400.0),
+        )
+        every = {one.id: one for one in (there, left, long_gone)}
+        event = Event(run_id=NO_RUN, at=100.0, kind=EventKind.ORPHAN, cause="a test")
+        await store.commit(Changes(orphans=every, events=(event,)))
+        assert await loaded() == [there, left]
+        await store.forget(finished_before=now, limit=10)
+        assert await loaded() == [there, left]
+        gone = msgspec.structs.replace(there, status=OrphanStatus.GONE, gone_at=now)
+        await store.commit(Changes(orphans={"a": gone}))
+        assert await loaded() == [gone, left]

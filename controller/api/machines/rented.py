@@ -76,6 +76,7 @@ async def list_costs(call: Call) -> CostsView:
         total=sum(one.cost for one in rows),
         per_hour=await call.service.machines.costs.per_hour(call.caller),
         budgets=tuple(call.service.machines.costs.budgets(call.caller)),
+        orphans=call.service.machines.costs.orphans(call.caller),
     )
 
 
@@ -100,6 +101,7 @@ async def end_orphans(call: Call) -> OrphansAnswer:
 
 def _orphan(call: Call, orphan: Orphan) -> OrphanView:
     traits = orphan.traits
+    known = call.service.machines.rented.known_orphan(orphan)
     return derived(
         OrphanView,
         orphan,
@@ -108,7 +110,8 @@ def _orphan(call: Call, orphan: Orphan) -> OrphanView:
         region=traits.region,
         zone=traits.zone,
         spot=traits.spot,
-        price=call.service.machines.rented.price_of(orphan),
+        fleet=orphan.fleet if known is None else known.fleet,
+        price=None if known is None else known.price,
     )
 
 

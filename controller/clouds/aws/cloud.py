@@ -18,6 +18,7 @@ from controller.clouds.aws.calls import Calls
 from controller.clouds.aws.errors import InstanceUnknown, SetupRefused, TokenMismatch, WouldWork
 from controller.clouds.aws.examination import Examination, asked
 from controller.clouds.aws.instances import (
+    FLEET_TAG,
     INSTALLATION_TAG,
     MACHINE_TAG,
     Image,
@@ -378,6 +379,7 @@ class AwsCloud:
             Found(
                 instance_id=f"{region}/{one['InstanceId']}",
                 machine_id=tag_of(one, MACHINE_TAG),
+                fleet=tag_of(one, FLEET_TAG),
                 created_at=one["LaunchTime"].timestamp(),
                 place=place_of(one, self._config.is_public),
                 traits=traits_of(region, one),

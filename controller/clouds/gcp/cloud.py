@@ -53,6 +53,7 @@ from controller.clouds.gcp.calls import Calls
 from controller.clouds.gcp.errors import NameTaken, NotThere, failure, named
 from controller.clouds.gcp.examination import IAM_URL, Examination
 from controller.clouds.gcp.order import (
+    FLEET_LABEL,
     INSTALLATION_LABEL,
     MACHINE_LABEL,
     name_of,
@@ -348,6 +349,7 @@ class GcpCloud:
             Found(
                 instance_id=instance_id,
                 machine_id=one.labels.get(MACHINE_LABEL),
+                fleet=one.labels.get(FLEET_LABEL),
                 created_at=one.creation_timestamp.timestamp(),
                 place=self._place(one),
                 traits=traits_of(instance_id.partition("/")[0], one),

@@ -9,7 +9,7 @@ import msgspec
 
 from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy, Spending, Spot
 from controller.lifecycle.machines.model import Machine, MachineEnd, Offer, Reach, cost_between
-from controller.lifecycle.renting_reasons import FleetAtMost, OverBudget
+from controller.lifecycle.renting_reasons import FleetAtMost, OverBudget, all_of
 from fairlead.model.costs import price_words
 
 _FIRST_PENALTY = {
@@ -250,6 +250,8 @@ class Market(msgspec.Struct, frozen=True, kw_only=True):
     spending: Spending = Spending()
     providers: frozenset[str] | None = None
     """Those of the controller's file; None: it is not known which it has."""
+    orphans: Sequence[Machine] = ()
+    """Those that cost money, as machines: budgets count them."""
     had_less: Mapping[str, str] = {}
     """The machines that had less than their provider promised, by the key of the offer; `offers`
     has what they had."""
@@ -347,7 +349,8 @@ def in_order(offers: Iterable[Offer], *, on_demand_first: bool = False) -> list[
 
 class Purse:
     """What its owner (a fleet, a user, the installation) may still buy, counted down by each order
-    of one turn. `machines`: the owner's; `most`: how many there may be."""
+    of one turn. `machines`: the owner's; `most`: how many there may be; `orphans`: the owner's, as
+    machines, which cost money and are none of these."""
 
     def __init__(
         self,
@@ -357,16 +360,19 @@ class Purse:
         now: float,
         month: Month,
         most: int | None = None,
+        orphans: Iterable[Machine] = (),
     ) -> None:
-        own = list(machines)
+        own, others = list(machines), list(orphans)
         live = [one for one in own if one.is_live]
+        live_orphans = [one for one in others if one.is_live]
         self._owner = owner
         self._most = most
         self._budget = budget
         self._count = len(live)
-        self._per_hour = sum(one.offer.price for one in live)
+        self._orphans = len(live_orphans)
+        self._per_hour = sum(one.offer.price for one in (*live, *live_orphans))
         self._month = month
-        self._spent = sum(cost_between(one, month.began, now) for one in own)
+        self._spent = sum(cost_between(one, month.began, now) for one in (*own, *others))
 
     def refuses(self, offers: Sequence[Offer]) -> FleetAtMost | OverBudget | None:
         """Return why these offers together may not be bought; None: they may."""
@@ -422,6 +428,7 @@ class Purse:
             allowed=most,
             spent=spent,
             asked=asked,
+            orphans=self._orphans,
             next_month=next_month,
         )
 
@@ -430,12 +437,19 @@ def _exceeds(cost: float, most: float) -> bool:
     return cost > most * (1.0 + _TOLERANCE)
 
 
-def purse_of_fleet(fleet: Fleet, machines: Iterable[Machine], now: float, month: Month) -> Purse:
+def purse_of_fleet(
+    fleet: Fleet,
+    machines: Iterable[Machine],
+    now: float,
+    month: Month,
+    orphans: Iterable[Machine] = (),
+) -> Purse:
     """Return what the fleet may buy."""
     assert fleet.machines is not None
     own = (one for one in machines if one.fleet == fleet.name)
+    others = (one for one in orphans if one.fleet == fleet.name)
     most = fleet.machines.max
-    return Purse(f"fleet {fleet.name}", fleet.budget, own, now, month, most)
+    return Purse(f"fleet {fleet.name}", fleet.budget, own, now, month, most, others)
 
 
 class Purses:
@@ -448,14 +462,21 @@ class Purses:
         machines: Sequence[Machine],
         now: float,
         month: Month,
+        orphans: Sequence[Machine] = (),
     ) -> None:
+        """`orphans`: those that cost money, as machines."""
         self._machines = machines
+        self._orphans = orphans
         self._spending = spending
         self._now = now
         self._month = month
         self._users: dict[str, Purse] = {}
-        self._fleets = {one.name: purse_of_fleet(one, machines, now, month) for one in fleets}
-        self._together = Purse("this installation", spending.together, machines, now, month)
+        self._fleets = {
+            one.name: purse_of_fleet(one, machines, now, month, orphans) for one in fleets
+        }
+        self._together = Purse(
+            "this installation", spending.together, machines, now, month, orphans=orphans
+        )
 
     def fleet(self, name: str) -> Purse:
         return self._fleets[name]
@@ -464,8 +485,10 @@ class Purses:
         self, fleet: str, user: str | None, offers: Sequence[Offer]
     ) -> FleetAtMost | OverBudget | None:
         """Return why these offers together may not be bought; None: they may."""
-        every = (one.refuses(offers) for one in self._of(fleet, user))
-        return next((one for one in every if one is not None), None)
+        every = [
+            refusal for one in self._of(fleet, user) if (refusal := one.refuses(offers)) is not None
+        ]
+        return all_of(every) if every else None
 
     def take(self, fleet: str, user: str | None, offers: Sequence[Offer]) -> None:
         for one in self._of(fleet, user):
@@ -478,7 +501,8 @@ class Purses:
 
     def used_up_at(self) -> float | None:
         """Return when what is live will have used up the first budget of the month; None: none."""
-        users = {one.user for one in self._machines if one.is_live and one.user is not None}
+        every_one = (*self._machines, *self._orphans)
+        users = {one.user for one in every_one if one.is_live and one.user is not None}
         # Each purse goes through all records, in each turn: none for those without a limit.
         limited = [one for one in users if self._spending.of(one).per_month is not None]
         every = (*self._fleets.values(), self._together, *map(self._user, limited))
@@ -492,6 +516,9 @@ class Purses:
     def _user(self, user: str) -> Purse:
         if user not in self._users:
             own = (one for one in self._machines if one.user == user)
+            orphans = (one for one in self._orphans if one.user == user)
             budget = self._spending.of(user)
-            self._users[user] = Purse(f"user {user}", budget, own, self._now, self._month)
+            self._users[user] = Purse(
+                f"user {user}", budget, own, self._now, self._month, orphans=orphans
+            )
         return self._users[user]

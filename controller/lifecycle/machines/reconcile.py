@@ -43,10 +43,12 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine as its provider lists it, with this installation's tag. `machine_id`: its tag."""
+    """A machine as its provider lists it, with this installation's tag. `machine_id`, `fleet`: its
+    other tags."""
 
     instance_id: str
     machine_id: str | None
+    fleet: str | None = None
     created_at: float
     place: Place | None = None
     traits: Traits = Traits()
@@ -68,6 +70,8 @@ class Orphan(msgspec.Struct, frozen=True, kw_only=True):
     is_duplicate: bool = False
     quarantined: bool = False
     is_to_end: bool = False
+    fleet: str | None = None
+    """Its tag."""
     traits: Traits = Traits()
 
     def ends_at(self) -> float | None:
@@ -116,6 +120,7 @@ def reconcile(
     holders = {one.instance_id: one.id for one in own if one.instance_id is not None}
     reports: list[InstanceKnown | AccountKnown | InstanceLost | CallFailed] = []
     orphans: list[Orphan] = []
+    before = {one.instance_id: one for one in case.orphans}
     for one in listed:
         machine = machines.get(one.machine_id or "")
         if holders.get(one.instance_id, one.machine_id) != one.machine_id:
@@ -124,9 +129,11 @@ def reconcile(
         if machine is None and one.machine_id in case.tried:
             continue
         if machine is None or not machine.is_live:
-            orphans.append(_orphan(one, case, now, is_duplicate=False))
+            was = before.get(one.instance_id)
+            orphans.append(_orphan(one, was, case, now, is_duplicate=False))
         elif machine.instance_id not in (None, one.instance_id):
-            orphans.append(_orphan(one, case, now, is_duplicate=True))
+            was = before.get(one.instance_id)
+            orphans.append(_orphan(one, was, case, now, is_duplicate=True))
         else:
             reports.append(
                 InstanceKnown(machine_id=machine.id, instance_id=one.instance_id, place=one.place)
@@ -200,8 +207,9 @@ def until_next_list(
     return min(max(left, 0.0), LIST_PAUSE_SECONDS)
 
 
-def _orphan(one: Found, case: Circumstances, now: float, *, is_duplicate: bool) -> Orphan:
-    before = next((was for was in case.orphans if was.instance_id == one.instance_id), None)
+def _orphan(
+    one: Found, before: Orphan | None, case: Circumstances, now: float, *, is_duplicate: bool
+) -> Orphan:
     restored = case.restored_at
     # The grace goes on where a controller is restarted within it.
     since = case.found_at(one.instance_id) if before is None else before.seen_at
@@ -214,5 +222,6 @@ def _orphan(one: Found, case: Circumstances, now: float, *, is_duplicate: bool) 
         is_duplicate=is_duplicate,
         quarantined=not is_duplicate and restored is not None and one.created_at < restored,
         is_to_end=case.is_to_end(one.instance_id),
+        fleet=one.fleet,
         traits=one.traits,
     )

@@ -19,6 +19,7 @@ from controller.lifecycle.machines.model import (
     attributes_of_offer,
     token_of,
 )
+from controller.lifecycle.machines.orphans import KnownOrphan
 from controller.lifecycle.reports import MachineAnswered
 from controller.pipelines.renting.last_demand import LastDemand
 from controller.pipelines.renting.records import MachineRecords
@@ -49,12 +50,15 @@ class Turned(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Mapping[str, Node | None] = {}
     gone: Sequence[GoneNode] = ()
     answers: Sequence[MachineAnswered] = ()
+    orphans: Mapping[str, KnownOrphan] = {}
     events: Sequence[Event] = ()
-    """Of no run; they are offered to each turn until `stored` or `leave_out_events` follows."""
+    """Of no run; they and the orphans are offered to each turn until `stored` or
+    `leave_out_events` follows."""
 
 
 class MachineTurn:
-    """What one turn decides; use it once. `is_used`: something of a run is on this node."""
+    """What one turn decides; use it once. `is_used`: something of a run is on this node.
+    `orphans`: those that cost money, as machines."""
 
     def __init__(
         self,
@@ -64,6 +68,7 @@ class MachineTurn:
         nodes: Mapping[str, Node],
         fleets: Mapping[str, Fleet],
         is_used: Callable[[str], bool],
+        orphans: Sequence[Machine],
         now: float,
     ) -> None:
         self._records = records
@@ -74,12 +79,14 @@ class MachineTurn:
         self._now = now
         self._settings = settings
         machines = records.machines.values()
-        purses = purses_of(fleets, machines, settings.spending, now, settings.month(now))
+        month = settings.month(now)
+        purses = purses_of(fleets, machines, settings.spending, now, month, orphans)
         self._standing = standing_of(fleets, machines, purses)
         self._machines: dict[str, Machine] = {}
         self._changed_nodes: dict[str, Node | None] = {}
         self._gone: list[GoneNode] = []
         self.answers: Sequence[MachineAnswered] = ()
+        self.orphans: Mapping[str, KnownOrphan] = {}
         self.events: Sequence[Event] = ()
 
     def result(self) -> Turned:
@@ -88,6 +95,7 @@ class MachineTurn:
             nodes=self._changed_nodes,
             gone=self._gone,
             answers=self.answers,
+            orphans=self.orphans,
             events=self.events,
         )
 

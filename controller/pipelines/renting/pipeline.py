@@ -61,6 +61,7 @@ class Renting:
         self._gone += turned.gone
         self._answers += turned.answers
         turn.events.extend(turned.events)
+        turn.orphans = turned.orphans
         return bool(turned.nodes)
 
     def stored(self, changes: InventoryChanges) -> Iterator[MachineAnswered | NodeGone]:
@@ -82,5 +83,5 @@ class Renting:
                 )
 
     def leave_out_events(self) -> None:
-        """The database refuses the events that were offered."""
+        """The database refuses the events that were offered, or the orphans."""
         self._rentals.leave_out_events()

@@ -11,7 +11,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from controller.lifecycle.events import Event
 from controller.lifecycle.inventory import Fleet, Node, Spending
 from controller.lifecycle.machines import life
 from controller.lifecycle.machines.life import MachineReport
@@ -20,6 +19,7 @@ from controller.lifecycle.machines.model import (
     Machine,
     Offer,
 )
+from controller.lifecycle.machines.orphans import KnownOrphan, OrphanMachines, OrphanTerms
 from controller.lifecycle.machines.reconcile import Orphan
 from controller.lifecycle.model import RunState
 from controller.lifecycle.orphan_events import OrphanBook
@@ -46,10 +46,10 @@ class Rentals:
         settings: RentalSettings,
         machines: Iterable[Machine] = (),
         could_hold: Callable[[Unit], bool] = lambda unit: False,
-        events: Iterable[Event] = (),
+        orphans: Iterable[KnownOrphan] = (),
     ) -> None:
-        """`could_hold`: whether the nodes could hold the unit if they were free. `events`: those
-        stored that are of no run, oldest first."""
+        """`could_hold`: whether the nodes could hold the unit if they were free. `orphans`: those
+        that are stored."""
         self._records = MachineRecords(index, machines, settings.setups)
         self.machines = self._records.machines
         """As decided last; what is committed is in `committed`."""
@@ -65,7 +65,8 @@ class Rentals:
         self._supplies: dict[str, Supply] = {}
         self._away: dict[str, str] = {}
         self._inbox: dict[str, list[MachineReport]] = {}
-        self._orphans = OrphanBook(events)
+        self._orphans = OrphanBook(orphans)
+        self._as_machines = OrphanMachines()
         self._wake: Callable[[], None] = lambda: None
 
     def wake_by(self, wake: Callable[[], None]) -> None:
@@ -78,9 +79,12 @@ class Rentals:
         self._last.note_change()
         self._wake()
 
-    def orphans_listed(self, provider: str, orphans: Sequence[Orphan]) -> None:
-        """Take the orphans of a whole list; the next turn tells what is new of them."""
-        if self._orphans.listed(provider, orphans):
+    def orphans_listed(
+        self, provider: str, orphans: Sequence[Orphan], account: str | None = None
+    ) -> None:
+        """Take the orphans of a whole list of this account; the next turn tells what is new of
+        them."""
+        if self._orphans.listed(provider, orphans, account):
             self._wake()
 
     def orphan_found_at(self, provider: str, instance_id: str) -> float | None:
@@ -92,12 +96,34 @@ class Rentals:
         self._orphans.ask_for_end(provider, instance_ids, by)
         self._wake()
 
+    @property
+    def orphans(self) -> list[KnownOrphan]:
+        """The orphans that are there, as committed, the oldest first."""
+        there = (one for one in self._orphans.there if self._names(one.provider))
+        return sorted(there, key=lambda one: (one.created_at, one.name))
+
+    def orphans_as_machines(self, now: float) -> tuple[Machine, ...]:
+        """Return the orphans that have cost something, as costs count them."""
+        return self._paid(self._orphans.committed_ones, now)
+
+    def _paid(self, orphans: Iterable[KnownOrphan], now: float) -> tuple[Machine, ...]:
+        # Nobody can end what is at a provider that the file names no more, or tell that it is gone.
+        named = (one for one in orphans if self._names(one.provider))
+        return self._as_machines.of(named, now)
+
+    def _names(self, provider: str) -> bool:
+        return not_named(provider, self._settings.providers) is None
+
+    def orphan(self, provider: str, instance_id: str) -> KnownOrphan | None:
+        """Return the orphan as it is committed; None: it is not, or is gone."""
+        return self._orphans.get(provider, instance_id)
+
     def orphan_is_to_end(self, provider: str, instance_id: str) -> bool:
         """Return whether an admin had this orphan ended, as far as that is committed."""
         return self._orphans.is_to_end(provider, instance_id)
 
     def leave_out_events(self) -> None:
-        """The database refuses the events that were offered."""
+        """The database refuses the events that were offered, or the orphans."""
         self._orphans.refused()
 
     def put(self, machine: Machine) -> None:
@@ -114,6 +140,7 @@ class Rentals:
         else:
             self._supplies[provider] = supply
             self._away.pop(provider, None)
+            self._orphans.terms_changed()
         self._last.note_change()
         self._wake()
 
@@ -163,7 +190,14 @@ class Rentals:
         self._last.note_time(now)
         self._last.note_month(self._settings.month_of(now))
         inbox, self._inbox = self._inbox, {}
-        turn = MachineTurn(self._records, self._last, self._settings, nodes, fleets, is_used, now)
+        # Before anything is ordered: what a list has just shown counts in this turn's budgets.
+        terms = OrphanTerms(self._offers, fleets, self.machines)
+        events = self._orphans.offer(now, terms)
+        orphans = self._paid(self._orphans.decided, now)
+        turn = MachineTurn(
+            self._records, self._last, self._settings, nodes, fleets, is_used, orphans, now
+        )
+        turn.events, turn.orphans = events, self._orphans.offered
         for machine in list(self.machines.values()):
             if machine.is_live:
                 turn.move(machine, inbox.get(machine.id, ()))
@@ -176,12 +210,15 @@ class Rentals:
             turn.answers = found.answers
             turn.release_unused()
             turn.order(found.orders, self.account_of)
-        turn.events = self._orphans.offer(now)
         return turn.result()
+
+    @property
+    def _offers(self) -> dict[str, tuple[Offer, ...]]:
+        return {name: one.offers for name, one in self._supplies.items()}
 
     def market(self, now: float) -> Market:
         """Return what can be bought."""
-        rented_out = {name: one.offers for name, one in self._supplies.items()}
+        rented_out = self._offers
         every = (offer for offers in rented_out.values() for offer in offers)
         return Market(
             offers={
@@ -198,6 +235,7 @@ class Rentals:
             penalties=self._records.penalties,
             month=self._settings.month(now),
             spending=self._settings.spending,
+            orphans=self._paid(self._orphans.decided, now),
             providers=self._settings.providers,
         )
 
@@ -250,7 +288,8 @@ class Rentals:
         times = [self._records.penalties.next_end(now)]
         times.append(self._last.next_at(has_units=bool(self._index.units)))
         month, machines = self._settings.month(now), self.machines.values()
-        purses = purses_of(fleets, machines, self._settings.spending, now, month)
+        orphans = self._paid(self._orphans.decided, now)
+        purses = purses_of(fleets, machines, self._settings.spending, now, month, orphans)
         standing = standing_of(fleets, machines, purses)
         # A kept machine changes nothing by itself, however long: its budget ends all the same.
         times.append(purses.used_up_at())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from controller.lifecycle.inventory import Fleet, Node, Spending
 from controller.lifecycle.machines.life import Surroundings
@@ -37,9 +37,11 @@ def purses_of(
     spending: Spending,
     now: float,
     month: Month,
+    orphans: Sequence[Machine],
 ) -> Purses:
-    """Return what is spent and may be spent, for the fleets that rent machines."""
-    return Purses(_renting(fleets), spending, list(machines), now, month)
+    """Return what is spent and may be spent, for the fleets that rent machines. `orphans`: those
+    that cost money, as machines."""
+    return Purses(_renting(fleets), spending, list(machines), now, month, orphans)
 
 
 def standing_of(

@@ -106,7 +106,9 @@ class _Look:
         self._fleets = {
             name: fleet for name, fleet in index.fleets.items() if fleet.machines is not None
         }
-        self._purses = Purses(self._fleets.values(), shop.spending, machines, now, shop.month)
+        self._purses = Purses(
+            self._fleets.values(), shop.spending, machines, now, shop.month, shop.orphans
+        )
         self._turns = GangTurns(machines, now)
         self._behind: list[Unit] = []
         """Gangs that are served once all others were."""
@@ -390,7 +392,9 @@ class _Look:
             refusal = self._purses.refuses(fleet.name, unit.run.user, plan.offers)
             if refusal is None:
                 where = self._turns.waits(plan.offers)
-                return plan if where is None else GangsInTurn(fleet=fleet.name, where=where)
+                if where is not None:
+                    return GangsInTurn(fleet=fleet.name, where=where)
+                return self._pool.as_of(plan, unit, fleet)
         assert refusal is not None
         return refusal
 

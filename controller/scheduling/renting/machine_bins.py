@@ -5,7 +5,8 @@ A bin is the room on one machine that is not a node yet. A plan says into which 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 
 from msgspec.structs import replace
 
@@ -31,6 +32,8 @@ class Bin:
         # Starts pace a node that is there; they are no reason to buy another one.
         self.room = self.whole = replace(free, starts=0)
         self.attributes = attributes_of(free.node, fleet)
+        self._held: dict[Need, tuple[Room, bool]] = {}
+        """Whether a room held a need: each gang of a look asks again."""
 
     @property
     def is_back(self) -> bool:
@@ -38,7 +41,10 @@ class Bin:
         return self.machine is not None and self.machine.status is MachineStatus.JOINED
 
     def holds(self, need: Need) -> bool:
-        return self._takes(need, self.room)
+        known = self._held.get(need)
+        if known is None or known[0] is not self.room:
+            known = self._held[need] = self.room, self._takes(need, self.room)
+        return known[1]
 
     def could_hold(self, need: Need) -> bool:
         """Return whether the machine holds the need once nothing else is on it."""
@@ -49,6 +55,13 @@ class Bin:
         if fleets and self.fleet.name not in fleets:
             return False
         return unmet(constraints, self.attributes) is None and not shortfalls(need.resources, free)
+
+    def fresh(self) -> Bin:
+        """Return another machine like this one, with nothing on it. To look at an offer anew costs
+        50 µs."""
+        made = copy(self)
+        made.room, made._held = self.whole, dict(self._held)
+        return made
 
     def put(self, unit: Unit, member: Member) -> None:
         self.room = room_after(unit, member, self.room)
@@ -67,9 +80,12 @@ def empty_bin(fleet: Fleet, offer: Offer, machine: Machine | None = None) -> Bin
 
 class Plan:
     """How a gang fits: the machines to order, and those that are there or on order. `used` and
-    `new` hold each bin once or more; `rooms`: what is left of each."""
+    `new` hold each bin once or more; `rooms`: what is left of each. `fleet`: whose they are.
+    `offered`: what it chose from."""
 
-    def __init__(self) -> None:
+    def __init__(self, fleet: Fleet, offered: Sequence[Offer]) -> None:
+        self.fleet = fleet
+        self.offered = offered
         self.new: list[Bin] = []
         self.used: list[Bin] = []
         self.rooms: list[tuple[Bin, Room]] = []
@@ -88,16 +104,22 @@ class Plan:
         return bool(self.new) or any(one.machine is not None for one in self.used)
 
 
-def plan_of(unit: Unit, fleet: Fleet, bins: Sequence[Bin], offers: Sequence[Offer]) -> Plan | None:
-    """Return how the whole gang fits into one place, the hardest jobs first; None: it does not."""
-    plan = Plan()
+def plan_of(
+    unit: Unit,
+    fleet: Fleet,
+    bins: Sequence[Bin],
+    offers: Sequence[Offer],
+    to_order: Callable[[Fleet, Sequence[Offer], Need], Bin | None],
+) -> Plan | None:
+    """Return how the whole gang fits into one place, the hardest jobs first; None: it does not.
+    `to_order` returns the first of the machines of these offers that holds a need."""
+    plan = Plan(fleet, offers)
     before = [one.room for one in bins]
     try:
         for member in hardest_first(unit.members):
             bin_ = next((one for one in (*bins, *plan.new) if one.holds(member.need)), None)
             if bin_ is None:
-                fresh = (empty_bin(fleet, offer) for offer in offers)
-                bin_ = next((one for one in fresh if one.holds(member.need)), None)
+                bin_ = to_order(fleet, offers, member.need)
                 if bin_ is None:
                     return None
                 plan.new.append(bin_)

@@ -15,7 +15,7 @@ from controller.lifecycle.machines.model import Machine, MachineStatus, Offer
 from controller.scheduling.fitting.capacity import Need
 from controller.scheduling.fitting.constraints import Domain, domain_of
 from controller.scheduling.fitting.fit import room
-from controller.scheduling.gang_placement import domains_for
+from controller.scheduling.gang_placement import domains_for, hardest_first
 from controller.scheduling.index import CapacityIndex, comes_back, is_usable
 from controller.scheduling.queue import Unit
 from controller.scheduling.renting.machine_bins import Bin, Plan, empty_bin, plan_of
@@ -51,7 +51,16 @@ class MachinePool:
         self._first: dict[Need, int] = {}
         """The first bin that may hold a need: bins only fill up during a look."""
         self._joined: dict[str, list[Bin]] = {}
-        self._offered_where: dict[tuple[str, str], _Where | None] = {}
+        self._empty_bins: dict[tuple[str, str], Bin] = {}
+        """By fleet and offer."""
+        # What is kept by the identity of a list holds the list, so that no other one gets its id.
+        self._zones: dict[int, tuple[Sequence[Offer], list[tuple[_Zone, Sequence[Offer]]]]] = {}
+        self._in_places: dict[
+            tuple[str, int], tuple[Sequence[Offer], list[tuple[_Where | None, Sequence[Offer]]]]
+        ] = {}
+        self._first_of: dict[tuple[str, int, Need], tuple[Sequence[Offer], Bin | None]] = {}
+        self._planned: dict[tuple[int, tuple[Need, ...]], tuple[Sequence[Offer], Plan | None]] = {}
+        """How gangs with these needs fit into new machines of these offers alone."""
         self._kept_for: set[Need] = set()
         """Needs for which all is kept that is on order."""
 
@@ -96,19 +105,54 @@ class MachinePool:
 
     def plans(self, unit: Unit, fleet: Fleet, offers: Sequence[Offer]) -> Iterator[Plan]:
         """Yield how the gang fits, with machines of these offers, into each place that may have
-        all of it."""
-        bins = [*(one for one in self._bins if one.fleet is fleet), *self.joined_in(fleet)]
-        places: dict[_Where | None, tuple[list[Bin], list[Offer]]] = {}
-        for offer in offers:
-            where = self._where_offered(fleet, offer)
-            places.setdefault(where, ([], []))[1].append(offer)
-        for one in bins:
-            places.setdefault(self._where(one), ([], []))[0].append(one)
+        all of it. Where nothing is there yet, the plan may be another fleet's (`as_of`)."""
+        places: dict[_Where | None, tuple[list[Bin], Sequence[Offer]]] = {
+            where: ([], bought) for where, bought in self._offered(fleet, offers)
+        }
+        for one in (*(one for one in self._bins if one.fleet is fleet), *self.joined_in(fleet)):
+            places.setdefault(self._where(one), ([], ()))[0].append(one)
         for where, (there, bought) in places.items():
             if where is None or not self._is_with_anchors(unit, where):
                 continue
-            if (plan := plan_of(unit, fleet, there, bought)) is not None:
-                yield plan
+            found = self._plan_in(unit, fleet, there, bought)
+            if found is not None:
+                yield found
+
+    def as_of(self, plan: Plan, unit: Unit, fleet: Fleet) -> Plan:
+        """Return the plan with machines of this fleet."""
+        if plan.fleet is fleet:
+            return plan
+        own = plan_of(unit, fleet, (), plan.offered, self._to_order)
+        assert own is not None, "the other fleet's machines hold the same"
+        return own
+
+    def _plan_in(
+        self, unit: Unit, fleet: Fleet, there: Sequence[Bin], bought: Sequence[Offer]
+    ) -> Plan | None:
+        if there:
+            return plan_of(unit, fleet, there, bought, self._to_order)
+        # Many gangs are alike, and many fleets: what they would order is looked for once.
+        needs = tuple(member.need for member in hardest_first(unit.members))
+        key = id(bought), needs
+        if key not in self._planned:
+            self._planned[key] = bought, plan_of(unit, fleet, (), bought, self._to_order)
+        return self._planned[key][1]
+
+    def _to_order(self, fleet: Fleet, offers: Sequence[Offer], need: Need) -> Bin | None:
+        """Return the first of these machines that holds the need, with nothing on it."""
+        key = fleet.name, id(offers), need
+        if key not in self._first_of:
+            each = (self._empty(fleet, one) for one in offers)
+            first = next((one for one in each if one.holds(need)), None)
+            self._first_of[key] = offers, first
+        first = self._first_of[key][1]
+        return None if first is None else first.fresh()
+
+    def _empty(self, fleet: Fleet, offer: Offer) -> Bin:
+        key = fleet.name, offer.key
+        if key not in self._empty_bins:
+            self._empty_bins[key] = empty_bin(fleet, offer)
+        return self._empty_bins[key]
 
     def _where(self, bin_: Bin) -> _Where | None:
         """Return where the machine is: its zone, and its value of the fleet's `placement`; None: it
@@ -116,11 +160,31 @@ class MachinePool:
         domain = domain_of(bin_.room.node, self._index.fleets)
         return None if domain is None else (bin_.offer.place, domain)
 
-    def _where_offered(self, fleet: Fleet, offer: Offer) -> _Where | None:
-        key = fleet.name, offer.key
-        if key not in self._offered_where:
-            self._offered_where[key] = self._where(empty_bin(fleet, offer))
-        return self._offered_where[key]
+    def _offered(
+        self, fleet: Fleet, offers: Sequence[Offer]
+    ) -> Sequence[tuple[_Where | None, Sequence[Offer]]]:
+        """Return the offers by where their machines would be. The lists are the same at each call,
+        and for all fleets without a `placement`."""
+        if not offers:
+            return ()
+        if fleet.placement is None:
+            domain = Domain((fleet.name, None))
+            return [((zone, domain), bought) for zone, bought in self._in_zones(offers)]
+        key = fleet.name, id(offers)
+        if key not in self._in_places:
+            found: dict[_Where | None, list[Offer]] = {}
+            for one in offers:
+                found.setdefault(self._where(self._empty(fleet, one)), []).append(one)
+            self._in_places[key] = offers, list(found.items())
+        return self._in_places[key][1]
+
+    def _in_zones(self, offers: Sequence[Offer]) -> Sequence[tuple[_Zone, Sequence[Offer]]]:
+        if id(offers) not in self._zones:
+            found: dict[_Zone, list[Offer]] = {}
+            for one in offers:
+                found.setdefault(one.place, []).append(one)
+            self._zones[id(offers)] = offers, list(found.items())
+        return self._zones[id(offers)][1]
 
     def joined_in(self, fleet: Fleet) -> list[Bin]:
         """Return the fleet's machines that are nodes, with what they have free."""

@@ -39,7 +39,7 @@ class _Places:
         index.refresh()
         self._trial = TrialCapacity(index)
         self._fleets = [one for one in index.fleets.values() if one.machines is not None]
-        self._purses = Purses(self._fleets, shop.spending, machines, now, shop.month)
+        self._purses = Purses(self._fleets, shop.spending, machines, now, shop.month, shop.orphans)
         self._offers = {one.id: one.offer for one in machines if one.is_live}
         self._market = FleetOffers(shop, now)
 

@@ -28,7 +28,7 @@ from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.machines.rented import RentedService
 from controller.store.accounts import User
 from controller.store.base import COSTS_SECONDS, MACHINES_SECONDS, Changes, Store
-from fairlead.documents.machines import BudgetView
+from fairlead.documents.machines import BudgetView, OrphanCosts
 from fairlead.model.costs import CostKey, CostPeriod, CostRow
 from fairlead.model.spec import Role
 
@@ -77,7 +77,8 @@ class CostService:
                 return
             row = CostRow(
                 user=cost.user if CostKey.USER in by else None,
-                fleet=cost.fleet if CostKey.FLEET in by else None,
+                # An orphan may have no tag of a fleet.
+                fleet=(cost.fleet or None) if CostKey.FLEET in by else None,
                 run=cost.run if CostKey.RUN in by else None,
                 run_name=cost.run_name if CostKey.RUN in by else None,
                 hours=cost.hours,
@@ -103,7 +104,7 @@ class CostService:
         StoreUnavailable.
         """
         # A controller that rents nothing has nothing to sum up.
-        if not self._rented.all(with_ended=True):
+        if not self._machines():
             return
         now = self._clock.now()
         # Of the first day some records may be forgotten already.
@@ -116,13 +117,31 @@ class CostService:
                 changes = Changes(costs=(DayCosts(day=name, costs=sums),), costs_before=old)
                 await self._store.commit(changes)
 
+    def _machines(self) -> list[Machine]:
+        """Return all machines that have cost something, those without a record included."""
+        known, orphans = self._rented.all(with_ended=True), self._rented.paid_orphans
+        return [*known, *orphans(with_ended=True)]
+
+    def orphans(self, user: User) -> OrphanCosts:
+        """Return what is spent now on machines without a record; only admins see it."""
+        if user.role is not Role.ADMIN:
+            return OrphanCosts()
+        there = self._rented.known_orphans(user)
+        now = self._clock.now()
+        prices = [one.price for one in there if one.costs_at(now)]
+        return OrphanCosts(
+            count=len(there),
+            per_hour=sum(one for one in prices if one is not None),
+            without_price=sum(one.price is None for one in there),
+        )
+
     async def per_hour(self, user: User) -> float:
         """Return what is spent now for an hour; for who is no admin, by runs of his own.
 
         Raises StoreUnavailable.
         """
         is_admin, now, cost = user.role is Role.ADMIN, self._clock.now(), 0.0
-        machines = self._rented.all()
+        machines = [*self._rented.all(), *self._rented.paid_orphans()]
         stays = await self._stays(machines, now)
         for machine in machines:
             for run_id, part in shares_of_hour(machine, stays.get(machine.id, ()), now):
@@ -136,10 +155,7 @@ class CostService:
         if rentals is None:
             return []
         found = budgets_of(
-            self._pipeline.fleets.values(),
-            rentals.spending,
-            rentals.committed.values(),
-            self._clock.now(),
+            self._pipeline.fleets.values(), rentals.spending, self._machines(), self._clock.now()
         )
         if user.role is not Role.ADMIN:
             return [one for one in found if (one.owner, one.name) == ("user", user.name)]
@@ -173,7 +189,7 @@ class CostService:
         """Yield what the records and runs say of this time, and in which period it was."""
         machines = [
             one
-            for one in self._rented.all(with_ended=True)
+            for one in self._machines()
             if one.ordered_at <= end and (one.terminated_at is None or one.terminated_at > start)
         ]
         owners: dict[str | None, _Owner] = {None: _Owner()}

@@ -14,6 +14,7 @@ from controller.lifecycle.inventory import Budget, MachinesPolicy, Spot
 from controller.lifecycle.machines.life import Forgotten, can_be_forgotten
 from controller.lifecycle.machines.market import not_named
 from controller.lifecycle.machines.model import Machine, MachineStatus, cost_between
+from controller.lifecycle.machines.orphans import KnownOrphan
 from controller.lifecycle.machines.reconcile import Orphan
 from controller.lifecycle.model import Fleet
 from controller.machines.manager import MachineManager
@@ -196,20 +197,17 @@ class RentedService:
                 f"provider {provider} has not listed its machines yet since this controller began "
                 f"to lead{why}; try again in some seconds"
             )
-        for one in instance_ids:
-            self._require_orphan(provider, one)
+        wanted = set(instance_ids)
+        for one in sorted(wanted - {one.instance_id for one in calls.orphans}):
+            raise self._no_orphan(provider, one)
         rentals.end_orphans(provider, instance_ids, user.name)
         await self._pipeline.settled()
-        found = [self._as_decided(one) for one in calls.orphans if one.instance_id in instance_ids]
+        found = [self._as_decided(one) for one in calls.orphans if one.instance_id in wanted]
         if any(not one.is_to_end for one in found):
             raise Unavailable("it was not stored that these machines are to end; try again")
         return found
 
-    def _require_orphan(self, provider: str, instance_id: str) -> None:
-        """Raises NotFound, Conflict."""
-        assert self._manager is not None
-        if any(one.instance_id == instance_id for one in self._manager.calls[provider].orphans):
-            return
+    def _no_orphan(self, provider: str, instance_id: str) -> Conflict | NotFound:
         holder = next(
             (
                 one
@@ -219,35 +217,35 @@ class RentedService:
             None,
         )
         if holder is not None:
-            raise Conflict(
+            return Conflict(
                 f"{instance_id} is machine {holder.name} and no orphan: `fairlead node drain "
                 f"{holder.name}` gives it back",
                 field="instance_ids",
             )
-        raise NotFound(
+        return NotFound(
             f"provider {provider} has no orphan {instance_id!r}: its last list lacks the machine, "
             f"or it is not of this installation; `fairlead machine orphans` lists them",
             field="instance_ids",
         )
 
-    def price_of(self, orphan: Orphan) -> float | None:
-        """Return the price of an hour of an orphan: of its order if there was one, else of the
-        present offer; None: that is not known."""
+    def known_orphan(self, orphan: Orphan) -> KnownOrphan | None:
+        """Return what is stored of an orphan; None: nothing yet."""
+        rentals = self._pipeline.rentals
+        return None if rentals is None else rentals.orphan(orphan.provider, orphan.instance_id)
+
+    def known_orphans(self, user: User) -> list[KnownOrphan]:
+        """Return the machines that no record knows, as they are stored, the oldest first. Raises
+        Forbidden."""
+        require_admin(user, "list machines without a record")
+        rentals = self._pipeline.rentals
+        return [] if rentals is None else rentals.orphans
+
+    def paid_orphans(self, *, with_ended: bool = False) -> list[Machine]:
+        """Return the orphans that have cost something, as machines."""
         if (rentals := self._pipeline.rentals) is None:
-            return None
-        if (ended := rentals.committed.get(orphan.machine_id or "")) is not None:
-            return ended.offer.price
-        traits = orphan.traits
-        return next(
-            (
-                one.price
-                for one in rentals.offers_of(orphan.provider)
-                if one.reservation is None
-                and (one.instance_type, one.region, one.zone, one.spot)
-                == (traits.instance_type, traits.region, traits.zone, traits.spot)
-            ),
-            None,
-        )
+            return []
+        every = rentals.orphans_as_machines(self._clock.now())
+        return [one for one in every if with_ended or one.is_live]
 
     def families(self) -> Iterable[Metric]:
         """Yield what an operator is to be alerted of at each provider, for Prometheus."""
@@ -292,7 +290,7 @@ class RentedService:
         now = self._clock.now()
         return sum(
             cost_between(one, month_began(now), now)
-            for one in self.all(with_ended=True)
+            for one in (*self.all(with_ended=True), *self.paid_orphans(with_ended=True))
             if one.fleet == fleet
         )
 

@@ -9,6 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from controller.lifecycle.machines.model import Machine
+from controller.lifecycle.machines.orphans import KnownOrphan
 from controller.lifecycle.model import Allocation, Fleet, Node, RunState
 from controller.store import queries, schema
 from controller.store.accounts import ServiceKey, StoredSecret, StoredToken, User
@@ -19,6 +20,7 @@ from controller.store.rows import (
     GATEWAY,
     MACHINE,
     NODE,
+    ORPHAN,
     SECRET,
     SERVICE_KEY,
     TOKEN,
@@ -46,6 +48,7 @@ class ChangedState(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Mapping[str, Node | None] = {}
     fleets: Mapping[str, Fleet | None] = {}
     machines: Mapping[str, Machine | None] = {}
+    orphans: Mapping[str, KnownOrphan | None] = {}
     accounts: Accounts | None = None
     secrets: tuple[StoredSecret, ...] | None = None
     gateways: tuple[Gateway, ...] | None = None
@@ -64,6 +67,7 @@ def changed_state(
         nodes=_by_key(connection, NODE, "id", changed.nodes),
         fleets=_by_key(connection, FLEET, "name", changed.fleets),
         machines=_by_key(connection, MACHINE, "id", changed.machines),
+        orphans=_by_key(connection, ORPHAN, "id", changed.orphans),
         accounts=_accounts(connection) if changed.accounts else None,
         secrets=_all(connection, SECRET) if changed.secrets else None,
         gateways=_all(connection, GATEWAY) if changed.gateways else None,

@@ -31,13 +31,14 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What turns changed: ids of runs, nodes and machines, names of fleets, or any of the rest.
-    `all`: nobody knows what, or it is too much."""
+    """What turns changed: ids of runs, nodes, machines and orphans, names of fleets, or any of the
+    rest. `all`: nobody knows what, or it is too much."""
 
     runs: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     fleets: tuple[str, ...] = ()
     machines: tuple[str, ...] = ()
+    orphans: tuple[str, ...] = ()
     accounts: bool = False
     """Users, their tokens and the keys of services."""
     secrets: bool = False
@@ -55,11 +56,12 @@ def changed_by(changes: Changes) -> Changed:
         nodes=(*changes.nodes, *changes.removed_nodes),
         fleets=(*changes.fleets, *changes.removed_fleets),
         machines=tuple(changes.machines),
+        orphans=tuple(changes.orphans),
         accounts=bool(changes.users or removed or tokens or keys),
         secrets=bool(changes.secrets or changes.removed_secrets or removed),
         gateways=bool(changes.gateways or changes.removed_gateways),
     )
-    named = (found.runs, found.nodes, found.fleets, found.machines)
+    named = (found.runs, found.nodes, found.fleets, found.machines, found.orphans)
     return Changed(all=True) if sum(map(len, named)) > MAX_NAMED else found
 
 
@@ -110,6 +112,7 @@ def together(changes: Sequence[Changed]) -> Changed:
         nodes=named("nodes"),
         fleets=named("fleets"),
         machines=named("machines"),
+        orphans=named("orphans"),
         accounts=any(one.accounts for one in changes),
         secrets=any(one.secrets for one in changes),
         gateways=any(one.gateways for one in changes),

@@ -178,6 +178,8 @@ async def show_costs(visit: Visit) -> Page:
             "costs": cost_periods(found.rows, by, periods) if found.rows else None,
             "width": _WIDTH,
             "per_hour": money(found.per_hour),
+            "orphans": found.orphans if found.orphans.count else None,
+            "of_orphans": money(found.orphans.per_hour),
             "budgets": [budget_row(one) for one in found.budgets],
             "only_own": not visit.is_admin,
             "as_of": iso(now),

@@ -14,6 +14,8 @@ from controller.api.machines import nodes as api
 from controller.api.machines.fleets import list_fleets
 from controller.api.machines.rented import MachinesQuery, list_machines
 from controller.api.views import iso_or_none
+from controller.clock import iso
+from controller.lifecycle.machines.orphans import KnownOrphan, OrphanStatus
 from controller.lifecycle.model import Node, RunState
 from controller.service.machines.faults import Hit
 from controller.service.machines.use import Holder
@@ -90,6 +92,18 @@ class MachineRow(msgspec.Struct, frozen=True, kw_only=True):
     cost: str
     idle_since: str | None
     note: str
+
+
+class OrphanRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine at a provider that no record knows. `becomes`: what is to become of it."""
+
+    name: str
+    fleet: str
+    what: str
+    where: str
+    price: str
+    found_at: str
+    becomes: str
 
 
 class JobHere(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,6 +283,28 @@ def machine_row(machine: MachineView) -> MachineRow:
     )
 
 
+_BECOMES = {
+    OrphanStatus.FOUND: "it is ended 10 minutes after it was found",
+    OrphanStatus.KEPT: "older than the restore: it is kept until an admin ends it",
+    OrphanStatus.ENDING: "an admin had it ended",
+}
+
+
+def orphan_row(orphan: KnownOrphan) -> OrphanRow:
+    traits = orphan.traits
+    return OrphanRow(
+        name=orphan.name,
+        fleet="no fleet" if orphan.fleet is None else f"fleet {orphan.fleet}",
+        what=(traits.instance_type or "not known") + (" (spot)" if traits.spot else ""),
+        where=traits.zone or traits.region or "not known",
+        price="not known, no budget counts it"
+        if orphan.price is None
+        else price_words(orphan.price),
+        found_at=iso(orphan.found_at),
+        becomes=_BECOMES.get(orphan.status, orphan.status.value),
+    )
+
+
 def actions_of(node: NodeView) -> tuple[Action, ...]:
     """Return what an admin can do with the node now."""
     name = node.name
@@ -333,7 +369,11 @@ async def list_nodes(visit: Visit) -> Page:
     rows = fleets_of(fleets.fleets, answer.nodes, everything, holders, broken)
     query = MachinesQuery(limit=PAGE_OF_NODES)
     rented = await list_machines(visit.as_call(query=query))
-    all_rented = visit.service.machines.rented.all()
+    rentals = visit.service.machines.rented
+    all_rented = rentals.all()
+    # What all spend together is for admins, as in `fairlead cost`, and so are orphans.
+    orphans = rentals.known_orphans(visit.user) if visit.is_admin else []
+    of_orphans = money(sum(one.offer.price for one in rentals.paid_orphans()))
     per_hour = money(sum(one.offer.price for one in all_rented)) if visit.is_admin else None
     return Page(
         template="nodes.html",
@@ -347,8 +387,10 @@ async def list_nodes(visit: Visit) -> Page:
             "machines": [machine_row(one) for one in rented.machines],
             "are_more_machines": rented.next_cursor is not None,
             "rented": len(all_rented),
-            # What all spend together is for admins, as in `fairlead cost`.
             "per_hour": per_hour,
+            "orphans": [orphan_row(one) for one in orphans[:PAGE_OF_NODES]],
+            "all_orphans": len(orphans),
+            "of_orphans": of_orphans,
         },
     )
 

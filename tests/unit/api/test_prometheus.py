@@ -13,7 +13,7 @@ from controller.scheduling.index import CapacityIndex
 from tests.unit.api.asking import submit
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.cli.conftest import PlayedNode
-from tests.unit.machines.parts import NOW, machine, offer, rentals_of
+from tests.unit.machines.parts import NOW, known_orphan, machine, offer, rentals_of
 from tests.unit.scheduling.cluster import gpu_node
 
 
@@ -97,9 +97,10 @@ async def test_rented_machines_are_counted_by_status_with_what_they_cost(
         machine("m1", status=MachineStatus.JOINED, joined_at=NOW, idle_since=NOW),
         machine("m2", offer=offer(price=2.5)),
         machine("m3", status=MachineStatus.TERMINATED, terminated_at=NOW),
+        orphans=[known_orphan(price=0.25), known_orphan(id="o2", instance_id="i-2", gone_at=NOW)],
     )
     found = await numbers(api)
     assert found['fairlead_machines{status="idle"}'] == 1
     assert found['fairlead_machines{status="provisioning"}'] == 1
     assert found['fairlead_machines{status="busy"}'] == 0
-    assert found['fairlead_machines_price_per_hour{fleet="burst"}'] == 3.5
+    assert found['fairlead_machines_price_per_hour{fleet="burst"}'] == 3.75

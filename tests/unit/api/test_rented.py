@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient
 from controller.scheduling.index import CapacityIndex
 from tests.unit.api.asking import shape_of
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller
-from tests.unit.machines.parts import machine, rentals_of
+from tests.unit.machines.parts import known_orphan, machine, rentals_of
 
 GOOD = {"provider": "lab", "nodes": "0..2"}
 
@@ -98,7 +98,8 @@ async def test_a_machine_that_is_not_there_is_not_forgotten(api: TestClient[Any,
 
 async def test_costs_are_summed_up_by_what_is_asked_for(api: TestClient[Any, Any]) -> None:
     async with api.get("/v1/costs", params={"by": "user,run", "seconds": "60"}) as answer:
-        nothing = {"rows": [], "total": 0.0, "per_hour": 0.0, "budgets": []}
+        orphans = {"count": 0, "per_hour": 0.0, "without_price": 0}
+        nothing = {"rows": [], "total": 0.0, "per_hour": 0.0, "budgets": [], "orphans": orphans}
         assert await answer.json() == nothing
     async with api.get("/v1/costs", params={"by": "user,team"}) as answer:
         assert await shape_of(answer) == (400, "invalid", "by")
@@ -106,6 +107,25 @@ async def test_costs_are_summed_up_by_what_is_asked_for(api: TestClient[Any, Any
         assert await answer.json() == nothing
     async with api.get("/v1/costs", params={"per": "week"}) as answer:
         assert (await shape_of(answer))[2] == "per"
+
+
+async def test_what_orphans_cost_is_for_admins(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    rentals = rentals_of(CapacityIndex(), orphans=[known_orphan(costs_since=time.time() - 3600.0)])
+    controller.pipeline.rentals = rentals
+    asked = {"by": "fleet,user", "seconds": "86400"}
+    async with api.get("/v1/costs", params=asked) as answer:
+        told = await answer.json()
+        (row,) = told["rows"]
+        assert (row["fleet"], row["user"]) == ("burst", None)
+        assert told["total"] == pytest.approx(1.0, rel=0.01)
+        assert told["per_hour"] == 1.0
+        assert told["orphans"] == {"count": 1, "per_hour": 1.0, "without_price": 0}
+    headers = {"Authorization": f"Bearer {USER_TOKEN}"}
+    async with api.get("/v1/costs", params=asked, headers=headers) as answer:
+        told = await answer.json()
+        assert (told["rows"], told["per_hour"], told["orphans"]["count"]) == ([], 0.0, 0)
 
 
 async def test_all_users_see_all_machines_and_for_whom_only_admins_do(

@@ -20,11 +20,13 @@ class Answers:
 
     def __init__(self) -> None:
         self.asked: list[dict[str, object]] = []
+        self.orphans: dict[str, object] = {}
 
     def get(self, path: str, **query: object) -> bytes:
         assert path == "/v1/costs"
         self.asked.append(query)
-        return json.dumps({"rows": [ROW], "total": 0.004, "per_hour": 0.0, "budgets": []}).encode()
+        found = {"rows": [ROW], "total": 0.004, "per_hour": 0.0, "budgets": []}
+        return json.dumps(found | {"orphans": self.orphans}).encode()
 
 
 @pytest.fixture
@@ -104,3 +106,26 @@ def test_an_amount_has_the_digits_that_it_needs(amount: float, shown: str) -> No
 )
 def test_a_price_is_shown_so_that_it_can_be_a_limit(price: float, shown: str) -> None:
     assert price_words(price) == shown
+
+
+@pytest.mark.parametrize(
+    ("orphans", "told"),
+    [
+        ({}, ""),
+        (
+            {"count": 1, "per_hour": 0.3},
+            "1 machine without a record costs 0.30 an hour: `fairlead machine orphans`",
+        ),
+        (
+            {"count": 3, "per_hour": 1.5, "without_price": 1},
+            "3 machines without a record cost 1.50 an hour, and no budget counts 1 machine whose "
+            "price is not known: `fairlead machine orphans`",
+        ),
+    ],
+)
+def test_what_machines_without_a_record_cost_is_told(
+    answers: Answers, capfd: pytest.CaptureFixture[str], orphans: dict[str, object], told: str
+) -> None:
+    answers.orphans = orphans
+    assert machines.cost() == 0
+    assert capfd.readouterr().err.removeprefix("fairlead: ").strip() == told

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy
 from controller.lifecycle.machines.market import Market, Penalties
 from controller.lifecycle.machines.model import GpuOffer, Machine, Offer
+from controller.lifecycle.machines.orphans import KnownOrphan, OrphanStatus
 from controller.pipelines.renting.rentals import Rentals
 from controller.pipelines.renting.settings import Pinned, RentalSettings
 from controller.scheduling.index import CapacityIndex
@@ -51,12 +53,31 @@ def shop(*offers: Offer, **more: Any) -> Market:
     return Market(offers=by_provider, **({"penalties": Penalties()} | more))
 
 
-def rentals_of(index: CapacityIndex, *machines: Machine) -> Rentals:
+def rentals_of(
+    index: CapacityIndex, *machines: Machine, orphans: Iterable[KnownOrphan] = (), **more: Any
+) -> Rentals:
     """The records of a controller that rents nothing more."""
     settings = RentalSettings(
         installation="here",
         pin=lambda one: Pinned(host_key=one, token_digest=one),
         new_id=lambda: "id",
         month_of=lambda now: 0.0,
+        **more,
     )
-    return Rentals(index, settings, machines)
+    return Rentals(index, settings, machines, orphans=orphans)
+
+
+def known_orphan(**more: Any) -> KnownOrphan:
+    """An orphan of the fleet burst that has cost 1 an hour for an hour."""
+    fields: dict[str, Any] = {
+        "id": "o1",
+        "provider": "lab",
+        "instance_id": "i-1",
+        "fleet": "burst",
+        "status": OrphanStatus.KEPT,
+        "price": 1.0,
+        "created_at": NOW - 3600.0,
+        "found_at": NOW - 60.0,
+        "costs_since": NOW - 3600.0,
+    }
+    return KnownOrphan(**(fields | more))

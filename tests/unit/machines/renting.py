@@ -61,7 +61,7 @@ class Renting:
             setups=self.setups,
         )
         self.rentals = Rentals(
-            placement.index, settings, snapshot.machines, events=snapshot.events_of_no_run
+            placement.index, settings, snapshot.machines, orphans=snapshot.orphans
         )
         self.pipeline = RunPipeline(self.store, self.clock, chance, placement, self.rentals)
         self.pipeline.restore(snapshot.runs, snapshot.nodes, snapshot.fleets or (self._burst,))

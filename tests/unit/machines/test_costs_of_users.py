@@ -32,6 +32,9 @@ class _Records:
     def all(self, *, with_ended: bool) -> list[Any]:
         return self._machines
 
+    def paid_orphans(self, *, with_ended: bool = False) -> list[Any]:
+        return []
+
     async def find_run(self, key: str) -> None:
         return None
 

@@ -9,7 +9,6 @@ import pytest
 from common.refusals import Conflict, Forbidden, NotFound, Unavailable
 from controller.clouds.base import CloudAway
 from controller.lifecycle.events import NO_RUN
-from controller.lifecycle.machines.reconcile import Traits
 from controller.service.machines.rented import RentedService
 from controller.store.accounts import User
 from controller.store.base import Changes
@@ -170,18 +169,3 @@ async def test_a_controller_that_has_no_list_yet_says_so_and_ends_nothing() -> N
         await lab.until(lambda: lab.manager.calls["lab"].trouble is not None)
         with pytest.raises(Unavailable, match=r"has not listed its machines yet .*\(no answer\)"):
             await service_of(lab).end_orphans("lab", ["i-1"], ADMIN)
-
-
-async def test_an_orphans_price_is_that_of_its_order_or_of_the_present_offer() -> None:
-    cloud = MemoryCloud(offer(), offer(spot=True, price=0.3))
-    cloud.traits = Traits(instance_type="small", region="north", zone="north-1", spot=True)
-    async with renting(cloud, restored_at=RESTORED_AT) as lab:
-        await lab.until(lambda: bool(lab.rentals.offers_of("lab")))
-        await planted(lab)
-        rented = service_of(lab)
-        (orphan,) = rented.orphans(ADMIN)
-        assert rented.price_of(orphan) == 0.3
-        cloud.traits = Traits(instance_type="larger", region="north", zone="north-1")
-        await lab.until(lambda: lab.manager.orphans[0].traits == cloud.traits)
-        (orphan,) = rented.orphans(ADMIN)
-        assert rented.price_of(orphan) is None

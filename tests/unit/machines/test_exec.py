@@ -62,7 +62,8 @@ if call == "offers":
                       "price": 1.0, **size}}]}})
 if call == "create":
     machines.setdefault(wish["token"], {{"id": "i-" + wish["token"], "machine": wish["machine"],
-        "installation": wish["installation"], "created_at": {NOW}, "host": "10.0.0.1"}})
+        "fleet": wish["fleet"], "installation": wish["installation"], "created_at": {NOW},
+        "host": "10.0.0.1"}})
     end({{"error": "away"}} if planned else machines[wish["token"]])
 if call == "terminate":
     end({{"gone": machines.pop(wish["id"][2:], None) is None}})
@@ -163,6 +164,14 @@ async def test_lists_have_places_and_ids(tmp_path: Path) -> None:
     (found,) = await lab.list_tagged("here")
     assert (found.machine_id, found.place) == ("m1", Place(host="10.0.0.1", port=2222))
     assert (await lab.describe(["i-1"]))["i-1"].place == found.place
+
+
+async def test_a_machine_that_is_told_to_be_of_another_installation_is_left_out(
+    tmp_path: Path,
+) -> None:
+    machines = [{"id": f"i-{of}", "installation": of} for of in ("here", "there", None)]
+    listed = await answering(tmp_path, {"machines": machines}).list_tagged("here")
+    assert [one.instance_id for one in listed] == ["i-here", "i-None"]
 
 
 async def test_the_end_is_what_the_program_says(tmp_path: Path) -> None:

@@ -156,6 +156,39 @@ def test_no_time_is_told_that_changes_nothing() -> None:
     assert (told.limit, told.next_month) == ("an hour", None)
 
 
+@pytest.mark.parametrize(
+    ("together", "also", "is_told"),
+    [
+        (Budget(per_month=10.0), "this installation may cost 10.00 a month", True),
+        # The next month changes nothing of these.
+        (Budget(per_hour=0.5), "this installation may cost 0.50 an hour", False),
+        (Budget(per_month=0.5), "this installation may cost 0.50 a month", False),
+    ],
+    ids=str,
+)
+def test_the_next_try_is_that_of_all_limits_that_refuse(
+    together: Budget, also: str, is_told: bool
+) -> None:
+    now = at(2026, 11, 20)
+    spent = machine(
+        status=MachineStatus.TERMINATED, ordered_at=now - 20 * HOUR, terminated_at=now - 10 * HOUR
+    )
+    market = shop(offer(), month=settings().month(now), spending=Spending(together=together))
+    found = look(waiting(1, fleet(budget=Budget(per_month=10.0))), market, spent, now=now)
+    (told,) = sentences(found)
+    assert told.startswith("fleet burst may cost 10.00 a month; its machines cost 10.00, and")
+    assert f"; {also}; its machines cost" in told
+    assert told.endswith("; the next try is on 2026-12-01 at 00:00:00 UTC") is is_told
+
+
+def test_a_fleet_at_its_most_names_the_budget_that_refuses_too() -> None:
+    full = machine(status=MachineStatus.JOINED)
+    spending = Spending(together=Budget(per_hour=1.5))
+    found = look(waiting(1, fleet(max=1), cpu=4.0), shop(offer(), spending=spending), full)
+    (told,) = sentences(found)
+    assert told.startswith("fleet burst has its most machines (1); this installation may cost 1.50")
+
+
 def test_it_is_known_when_what_is_live_will_have_used_up_a_budget() -> None:
     now = at(2026, 11, 20)
     live = machine(ordered_at=now - HOUR, user="ada")

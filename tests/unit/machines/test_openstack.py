@@ -23,6 +23,7 @@ from controller.clouds.base import (
 )
 from controller.clouds.exec import ExecCloud
 from controller.lifecycle.machines.model import GpuOffer, Offer, Reach
+from controller.lifecycle.machines.reconcile import Traits
 from tests.doubles.openstack import (
     CREDENTIAL,
     IMAGE,
@@ -133,6 +134,25 @@ async def test_a_server_is_made_of_everything_that_the_order_has(
         "security_groups": [{"name": "nodes"}],
         "availability_zone": "nova",
     }
+
+
+@pytest.mark.parametrize("zones", [(), ("nova",)])
+async def test_a_list_tells_the_offer_that_each_server_was_made_of(
+    world: OpenStackWorld, tmp_path: Path, installation: str, zones: tuple[str, ...]
+) -> None:
+    more = [word for zone in zones for word in ("--zone", zone)]
+    cloud = OpenStackWorld(world.other_side, tmp_path, *more).cloud
+    offers = (await cloud.offers()).offers
+    offer = next(one for one in offers if one.instance_type == "g1.large")
+    order = msgspec.structs.replace(order_of(world, installation), offer=offer)
+    await cloud.create(order)
+    (listed,) = await cloud.list_tagged(installation)
+    assert listed.traits == Traits(instance_type="g1.large", region=REGION, zone=offer.zone)
+    (server,) = world.other_side.servers.values()
+    # Its operator has removed the flavor since.
+    server["flavor"]["id"] = "f-99"
+    (listed,) = await cloud.list_tagged(installation)
+    assert listed.traits == Traits(region=REGION, zone=offer.zone)
 
 
 async def test_an_order_that_is_repeated_finds_its_server(

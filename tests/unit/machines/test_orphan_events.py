@@ -41,12 +41,13 @@ def test_each_change_of_an_orphan_is_told_once() -> None:
 def test_a_later_controller_knows_when_an_orphan_was_found() -> None:
     book = OrphanBook()
     book.listed("lab", [orphan()])
-    found = book.offer(NOW)
+    book.offer(NOW)
     assert book.found_at("lab", "i-1") is None
     book.committed()
     book.listed("lab", [orphan(quarantined=True)])
-    kept = book.offer(NOW + 60.0)
-    later = OrphanBook([*found, *kept])
+    book.offer(NOW + 60.0)
+    book.committed()
+    later = OrphanBook(book.there)
     assert later.found_at("lab", "i-1") == NOW
     assert later.found_at("lab", "i-2") is None
     later.listed("lab", [])
@@ -58,7 +59,7 @@ def test_a_later_controller_knows_when_an_orphan_was_found() -> None:
 def test_who_had_an_orphan_ended_is_told_once_and_outlasts_controllers() -> None:
     book = OrphanBook()
     book.listed("lab", [orphan(quarantined=True)])
-    kept = book.offer(NOW)
+    book.offer(NOW)
     book.committed()
     book.ask_for_end("lab", ["i-1"], "ada")
     assert not book.is_to_end("lab", "i-1")  # Until it is committed, nobody may act on it.
@@ -70,7 +71,7 @@ def test_who_had_an_orphan_ended_is_told_once_and_outlasts_controllers() -> None
     assert book.is_to_end("lab", "i-1")
     book.ask_for_end("lab", ["i-1"], "bob")
     assert book.offer(NOW + 3.0) == ()
-    later = OrphanBook([*kept, *ending])
+    later = OrphanBook(book.there)
     assert later.is_to_end("lab", "i-1")
     assert not later.listed("lab", [orphan(quarantined=True)])
     assert later.listed("lab", [])
@@ -117,6 +118,26 @@ def test_the_list_of_one_provider_tells_nothing_of_anothers_orphans() -> None:
     book.offer(NOW)
     book.committed()
     assert not book.listed("other", [])
+
+
+def test_a_list_of_another_account_tells_nothing_of_an_orphan() -> None:
+    book = OrphanBook()
+    kept = orphan(quarantined=True)
+    book.listed("lab", [kept], "ours")
+    book.ask_for_end("lab", ["i-1"], "ada")
+    book.offer(NOW)
+    book.committed()
+    for account in ("theirs", None):
+        assert not OrphanBook(book.there).listed("lab", [], account)
+        assert not book.listed("lab", [], account)
+        assert book.offer(NOW) == ()
+    # Its account has another name now, and the list of that lacks it then.
+    assert not book.listed("lab", [kept], "renamed")
+    assert book.offer(NOW) == ()
+    book.committed()
+    assert book.is_to_end("lab", "i-1")
+    assert book.listed("lab", [], "renamed")
+    assert told(book.offer(NOW)) == [("lab/i-1", "ending", "gone")]
 
 
 def test_a_second_machine_of_a_record_is_told_as_such() -> None:

@@ -12,6 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from controller.clock import Chance
+from controller.lifecycle.inventory import MachinesPolicy
+from controller.lifecycle.machines.orphans import OrphanStatus
 from controller.lifecycle.model import Band, Fleet, NodeStatus, Run, RunState
 from controller.lifecycle.reports import NodeGone, StopRequested, TaskRemoved
 from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS
@@ -31,6 +33,7 @@ from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AllocationState, Att
 from tests.doubles.clock import ManualClock
 from tests.doubles.watched_databases import FollowedSqlite
 from tests.support.waiting import LONG, eventually
+from tests.unit.machines.parts import known_orphan
 from tests.unit.pipelines.parts import Ids, steady_chance, submitted
 from tests.unit.scheduling.cluster import gpu_node
 from tests.unit.store.samples import a_run, an_attempt
@@ -227,3 +230,20 @@ async def test_a_follower_has_the_copy_before_anybody_asks_and_forgets_it_when_i
         assert leader.made == 1
         following.keep(wanted=False)
         assert not following.is_loaded
+
+
+async def test_a_follower_has_the_orphans_as_they_are_stored(tmp_path: Path) -> None:
+    async with a_leader(tmp_path) as leader:
+        policy = MachinesPolicy(provider="lab", max=1)
+        burst = Fleet(name="burst", machines=policy, created_at=0.0)
+        kept = known_orphan()
+        await leader.store.commit(Changes(fleets={"burst": burst}, orphans={kept.id: kept}))
+        rentals = (await leader.following.now())._pipeline.rentals
+        assert rentals is not None
+        assert rentals.orphans == [kept]
+        gone = replace(kept, status=OrphanStatus.GONE, gone_at=kept.found_at)
+        other = known_orphan(id="o2", instance_id="i-2")
+        await leader.store.commit(Changes(orphans={gone.id: gone, other.id: other}))
+        await leader.following.now()
+        assert rentals.orphans == [other]
+        assert leader.made == 1

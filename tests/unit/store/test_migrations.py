@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -11,8 +12,11 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from controller.store import schema
+from controller.lifecycle.events import NO_RUN, Event, EventKind
+from controller.lifecycle.orphan_events import OrphanBook
+from controller.store import queries, schema
 from controller.store.errors import StoreUnusable
+from controller.store.rows import EVENT
 from controller.store.sqlite import SqliteDatabase
 
 
@@ -101,3 +105,38 @@ def test_a_migration_that_is_cut_off_leaves_the_database_empty(
         left = sa.inspect(connection).get_table_names()
     database.leave()
     assert left == []
+
+
+def test_the_orphans_that_events_told_of_are_known_afterwards(database: SqliteDatabase) -> None:
+    def event(at: float, name: str, status: str) -> dict[str, Any]:
+        told = Event(
+            run_id=NO_RUN,
+            kind=EventKind.ORPHAN,
+            at=at,
+            reason=name,
+            to_status=status,
+            cause="a test",
+        )
+        return EVENT.row(told)
+
+    engine = database.writer()
+    with engine.begin() as connection:
+        schema.upgrade(connection)
+        rows = [
+            event(1.0, "aws/eu/i-1", "kept"),
+            event(2.0, "aws/eu/i-2", "found"),
+            event(3.0, "aws/eu/i-1", "ending"),
+            event(4.0, "aws/eu/i-2", "gone"),
+            EVENT.row(Event(run_id="r1", kind=EventKind.RUN, at=5.0, cause="another")),
+        ]
+        connection.execute(schema.events.insert(), rows)
+        connection.execute(sa.text("DROP TABLE orphans"))
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '0014'"))
+    with engine.begin() as connection:
+        schema.upgrade(connection)
+        (found,) = queries.snapshot(connection, used_since=0.0).orphans
+    database.leave()
+
+    book = OrphanBook([found])
+    assert (found.provider, found.instance_id, found.found_at) == ("aws", "eu/i-1", 1.0)
+    assert book.is_to_end("aws", "eu/i-1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from typing import Any
 
@@ -17,7 +18,7 @@ from controller.service.machines.costs import budgets_of
 from controller.web.pages.costs import budget_row, cost_periods
 from fairlead.model.costs import CostKey, CostRow
 from tests.unit.api.conftest import Controller
-from tests.unit.machines.parts import NOW, fleet, machine, offer, rentals_of
+from tests.unit.machines.parts import NOW, fleet, known_orphan, machine, offer, rentals_of
 from tests.unit.web.conftest import Browser
 
 XSS = "<img src=x onerror=alert(1)>"
@@ -130,6 +131,22 @@ async def test_the_page_shows_months_and_follows_changes(
     assert "in the last 13 months" in seen
     assert 'data-live="any" hx-get="/dashboard/cost?per=month"' in seen
     assert (await admin.open("/dashboard/cost?per=year")).status == 400
+
+
+async def test_the_page_shows_admins_what_machines_without_a_record_cost(
+    admin: Browser, controller: Controller
+) -> None:
+    began = time.time() - HOUR
+    orphans = [
+        known_orphan(costs_since=began, price=0.25),
+        known_orphan(id="o2", instance_id="i-2", costs_since=began, price=None),
+    ]
+    controller.pipeline.rentals = rentals_of(CapacityIndex(), orphans=orphans)
+    shown = await admin.fragment("/dashboard/cost", "costs")
+    assert "2 machines without a record are among these, 0.25 an hour; the price of 1 is" in shown
+    assert "0.25 an hour now" in shown
+    controller.pipeline.rentals = rentals_of(CapacityIndex())
+    assert "without a record" not in await admin.fragment("/dashboard/cost", "costs")
 
 
 async def test_the_jobs_of_all_machines_are_one_question(

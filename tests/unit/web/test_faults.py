@@ -10,6 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.events import Event, EventKind
+from controller.lifecycle.machines.orphans import OrphanStatus
+from controller.lifecycle.machines.reconcile import Traits
 from controller.lifecycle.model import (
     Attempt,
     Node,
@@ -26,7 +28,7 @@ from controller.store.base import Changes
 from controller.web.pages import nodes
 from fairlead.model.reasons import Reason
 from tests.unit.api.conftest import Controller
-from tests.unit.machines.parts import machine, offer, rentals_of
+from tests.unit.machines.parts import NOW, known_orphan, machine, offer, rentals_of
 from tests.unit.store.samples import a_run, submission
 from tests.unit.web.conftest import Browser
 
@@ -153,6 +155,29 @@ async def test_what_the_page_of_nodes_counts_is_of_all_and_not_of_its_list(
     assert "h100-2</a>" in shown
     assert "3 machines, 6.00 an hour" in shown
     assert shown.count("There are more") == 2
+
+
+async def test_admins_see_the_machines_that_no_record_knows_and_what_they_cost(
+    admin: Browser, controller: Controller
+) -> None:
+    traits = Traits(instance_type="small", region="north", spot=True)
+    kept = known_orphan(price=0.3, traits=traits)
+    ending = known_orphan(
+        id="o2", instance_id="i-2", fleet=None, status=OrphanStatus.ENDING, price=None
+    )
+    gone = known_orphan(id="o3", instance_id="i-3", gone_at=NOW)
+    orphans = [kept, ending, gone]
+    controller.pipeline.rentals = rentals_of(CapacityIndex(), orphans=orphans)
+
+    shown = await admin.fragment("/dashboard/nodes", "fleets")
+
+    assert "2 machines, 0.30 an hour" in shown
+    assert "lab/i-1" in shown
+    assert "small (spot)" in shown
+    assert "it is kept until an admin ends it" in shown
+    assert "an admin had it ended" in shown
+    assert "not known, no budget counts it" in shown
+    assert "lab/i-3" not in shown
 
 
 async def test_the_navigation_counts_what_is_broken(admin: Browser, controller: Controller) -> None:

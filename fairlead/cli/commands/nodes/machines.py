@@ -17,7 +17,7 @@ from fairlead.cli.commands.options import Json
 from fairlead.cli.commands.pages import whole_list
 from fairlead.cli.durations import seconds_of
 from fairlead.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
-from fairlead.documents.machines import CostsView, MachineView, OrphanView
+from fairlead.documents.machines import CostsView, MachineView, OrphanCosts, OrphanView
 from fairlead.model.costs import CostPeriod, CostRow, money, price_words
 from fairlead.queries import CostsQuery
 from fairlead.rest import decode
@@ -75,12 +75,25 @@ def orphans(*, json: Json = False) -> int:
     if any(one.ends_at is None for one in found):
         output.note(
             "a machine that is older than a restore from backup is kept, since jobs may run on it: "
-            "`fairlead machine end-orphans PROVIDER ID` ends it once nobody needs it"
+            "`fairlead machine end-orphans PROVIDER ID` ends it once nobody needs it, with "
+            "all that its jobs wrote to /var/lib/fairlead/tasks there"
         )
+    if without := sum(one.price is None for one in found):
+        output.note(f"no budget counts {_machines_without_price(without)}")
     return 0
 
 
-_ORPHAN_HEAD = ("PROVIDER", "ID", "TYPE", "WHERE", "PRICE/H", "MADE", "FOUND", "ENDS")
+def _machines_without_price(count: int) -> str:
+    return (
+        "1 machine whose price is not known"
+        if count == 1
+        else (f"{count} machines whose prices are not known")
+    )
+
+
+_ORPHAN_HEAD = ("PROVIDER", "ID", "FLEET", "TYPE", "WHERE", "PRICE/H", "MADE", "FOUND", "ENDS")
+MAX_ENDED_AT_ONCE = 1000
+"""The controller takes no more ids in one request."""
 
 
 def _orphan_row(one: OrphanView) -> tuple[str, ...]:
@@ -88,6 +101,7 @@ def _orphan_row(one: OrphanView) -> tuple[str, ...]:
     return (
         one.provider,
         one.instance_id,
+        one.fleet or "-",
         "-" if one.instance_type is None else one.instance_type + spot,
         one.zone or one.region or "-",
         "-" if one.price is None else price_words(one.price),
@@ -129,15 +143,22 @@ def end_orphans(
     if is_known and not yes and not _agreed_to_end(chosen):
         output.note("nothing was ended")
         return EXIT_FAILED
-    body = {"provider": provider, "instance_ids": wanted}
-    data = client.post("/v1/machine-orphans/end", body)
+    # In the first request, so that it is refused before anything ends.
+    there = {one.instance_id for one in chosen}
+    wanted.sort(key=lambda one: one in there)
+    ended: list[OrphanView] = []
+    for first in range(0, len(wanted) or 1, MAX_ENDED_AT_ONCE):
+        some = wanted[first : first + MAX_ENDED_AT_ONCE]
+        body = {"provider": provider, "instance_ids": some}
+        found = decode(client.post("/v1/machine-orphans/end", body), _Orphans).orphans
+        ended += found
+        if not json:
+            for one in found:
+                output.emit(f"{one.instance_id} at {provider} is being ended")
     if not wanted:
         output.note(f"provider {provider} has no orphans")
     if json:
-        output.emit_json(data)
-        return 0
-    for one in decode(data, _Orphans).orphans:
-        output.emit(f"{one.instance_id} at {provider} is being ended")
+        output.emit_json(msgspec.json.encode(_Orphans(orphans=ended)))
     return 0
 
 
@@ -147,6 +168,12 @@ def _agreed_to_end(orphans: list[OrphanView]) -> bool:
         return True
     for one in orphans:
         output.note("  " + "  ".join(_orphan_row(one)[:-1]))
+    if any(one.quarantined for one in orphans):
+        output.note(
+            "they are older than a restore from backup: no controller can read any more what their "
+            "jobs left there. Copy what you need of /var/lib/fairlead/tasks first, by the "
+            "provider's own way to its machines"
+        )
     what = "this machine" if len(orphans) == 1 else f"these {len(orphans)} machines"
     output.write_all(output.STDERR_FD, f"End {what}, with all that runs there? [y/N] ".encode())
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -228,7 +255,22 @@ def cost(
         return 0
     output.emit_table(head, rows)
     output.emit(f"together {money(found.total)}")
+    if found.orphans.count:
+        output.note(_of_orphans(found.orphans))
     return 0
+
+
+def _of_orphans(found: OrphanCosts) -> str:
+    """Return what machines without a record cost, as an operator reads it."""
+    count = found.count
+    what = (
+        "1 machine without a record costs"
+        if count == 1
+        else (f"{count} machines without a record cost")
+    )
+    without = found.without_price
+    more = f", and no budget counts {_machines_without_price(without)}" if without else ""
+    return f"{what} {price_words(found.per_hour)} an hour{more}: `fairlead machine orphans`"
 
 
 def _key_of(one: CostRow, key: str) -> str:
