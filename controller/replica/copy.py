@@ -117,7 +117,7 @@ class Copy:
         """See `FollowedRuns.unseen_ends`."""
         return self._pipeline.unseen_ends(run_ids)
 
-    def follow(self, turn: Turn, found: ChangedState) -> None:
+    async def follow(self, turn: Turn, found: ChangedState) -> None:
         """Take over what was stored up to this turn. Raises LostTrack."""
         if found.accounts is not None:
             gate, accounts = self._gate, found.accounts
@@ -129,7 +129,7 @@ class Copy:
             # In place: `submitters` are these.
             self._gateways.gateways.clear()
             self._gateways.gateways.update({one.name: one for one in found.gateways})
-        self._pipeline.follow(found)
+        await self._pipeline.follow(found)
         self.turn = turn
 
 
