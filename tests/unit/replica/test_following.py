@@ -183,7 +183,6 @@ async def test_a_follower_that_nobody_asks_reads_only_what_changed(
     """However much that is: it read all that is live each half a minute."""
     monkeypatch.setattr(reading, "NOTE_SECONDS", 0.01)
     monkeypatch.setattr(reading, "MANY_CHANGED", 10)
-    monkeypatch.setattr(reading, "REST_SECONDS", 0.0)
     monkeypatch.setattr(notes, "MAX_KEPT", 20)
     random = Random(1)
     async with a_leader(tmp_path) as leader:
