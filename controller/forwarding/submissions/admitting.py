@@ -78,8 +78,8 @@ class Admitting:
             except Unauthenticated as error:
                 answers[number] = self._refused(request, error)
             # A plan that only its own file can be blamed for keeps none of the others waiting.
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                log.error("a follower's plan can't be read: %s", error)
+            except Exception as error:
+                log.error("what a follower gives can't be read: %r", error)
                 answers[number] = _BY_ITSELF
             else:
                 (waiting if asked.waits_for_more else quick)[number] = asked
@@ -113,7 +113,9 @@ class Admitting:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 found: dict[int, Answer] = {}
                 for one in done:
-                    found.update(one.result())
+                    # One that was cut off is no reason to tell the others nothing.
+                    if not one.cancelled():
+                        found.update(one.result())
                 await _write(response, found)
             with contextlib.suppress(ConnectionError):
                 await response.write_eof()
@@ -206,12 +208,12 @@ class Admitting:
     ) -> Answer:
         if found is None:
             return _BY_ITSELF
-        if asked.form is Form.SEVERAL:
-            return Answer(status=200, body=msgspec.json.encode(batch_answer(found)))
-        (one,) = found
-        if isinstance(one, Exception):
-            return self._refused(request, one)
         try:
+            if asked.form is Form.SEVERAL:
+                return Answer(status=200, body=msgspec.json.encode(batch_answer(found)))
+            (one,) = found
+            if isinstance(one, Exception):
+                return self._refused(request, one)
             body = msgspec.json.encode(view_of(self._service, one.state))
         # It is no reason to tell the others nothing.
         except Exception as error:

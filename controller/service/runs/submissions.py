@@ -299,10 +299,11 @@ class SubmissionService:
         the submission in the field.
         """
         require_number(submissions)
-        key = submissions[0].client_key
-        if key is None:
-            return await self._admit_together(submissions, user, meet)
-        async with self._lock(user, key):
+        keys = sorted({one.client_key for one in submissions if one.client_key is not None})
+        async with AsyncExitStack() as alone:
+            # As in `submit_all`: another request may have one of these keys alone.
+            for key in keys:
+                await alone.enter_async_context(self._lock(user, key))
             return await self._admit_together(submissions, user, meet)
 
     async def _admit_together(
