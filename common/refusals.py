@@ -39,6 +39,12 @@ class NotFound(ServiceError):
     code = "not_found"
 
 
+class TooSlow(ServiceError):
+    """What the client sends does not come fast enough."""
+
+    status = 408
+
+
 class Conflict(ServiceError):
     status = 409
     code = "conflict"

@@ -95,8 +95,8 @@ _Parts = Annotated[list[Part], msgspec.Meta(max_length=MAX_PARTS)]
 
 class BlobStore:
     """The blobs of all users. Every method may raise OSError, of which BucketError is one. A user's
-    name must be a valid file name. `reserve`: keeps room for so many bytes, beside those that come,
-    for the time of its block; it may raise OSError."""
+    name must be a valid file name. `reserve`: keeps room for so many bytes of this user, beside
+    those that come, for the time of its block; it may raise OSError."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class BlobStore:
         max_of_user: int | None = None,
         bucket: BlobBucket | None = None,
         now: Callable[[], float] = time.time,
-        reserve: Callable[[int], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
+        reserve: Callable[[int, str], AbstractAsyncContextManager[None]] = lambda *_: nullcontext(),
     ) -> None:
         self._folder = folder
         self._reserve = reserve
@@ -184,7 +184,7 @@ class BlobStore:
         self._check_size(sum(part.size for part in parts))
         blobs = {sources[part].blob.name for part in taken}
         joined = sum(part.size for part in parts if part.sha256 in taken)
-        async with self._reserve(joined + await self._size_elsewhere(blobs)):
+        async with self._reserve(joined + await self._size_elsewhere(blobs), user):
             for source in blobs:
                 await self._require_here(source)
             async with aclosing(_assembled(parts, sent, sources, pieces)) as whole:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -16,6 +15,7 @@ from controller.assembly import Assembly
 from controller.clock import SystemClock, system_chance
 from controller.daemon.lease import Leading
 from controller.daemon.options import CannotStart, Options
+from controller.daemon.own_folders import OwnFolders
 from controller.daemon.stores import followed_bucket
 from controller.forwarding.credentials import LinkTls, link_tls
 from controller.forwarding.dashboard_reads import DashboardReads
@@ -64,13 +64,14 @@ async def follower(
     reads, answers, ports, services, readings = None, None, None, None, None
     links = LeaderLinks(tls.follower)
     if options.database is not None and options.peers is not None:
-        # Controllers may share their data folder; each has a URL of its own.
-        own = hashlib.sha256(options.peers.url.encode()).hexdigest()[:16]
+        own = OwnFolders(options.data, options.peers.url)
+        closing.callback(own.close)
         store = StoreReader(options.database.reader)
         closing.push_async_callback(store.close)
         final = await _final_logs(options, own, closing)
         of_leader = LeaderLogs(links)
-        live = LiveLogs(options.data / LIVE_FOLDER_NAME / own, of_leader.follow, of_leader.find)
+        folder = await asyncio.to_thread(own.take, LIVE_FOLDER_NAME)
+        live = LiveLogs(folder, of_leader.follow, of_leader.find)
         closing.push_async_callback(live.close)
         await live.start()
         node_key = await asyncio.to_thread(_key, options)
@@ -150,23 +151,25 @@ def _ways_identity(secret: bytes) -> asyncssh.SSHKey:
 
 
 async def _final_logs(
-    options: Options, own: str, closing: contextlib.AsyncExitStack
+    options: Options, own: OwnFolders, closing: contextlib.AsyncExitStack
 ) -> FinalLogs | None:
+    folder = await asyncio.to_thread(own.take, FOLDER_NAME)
     if options.logs_bucket is None:
         return None
-    logs = FinalLogs(options.data / FOLDER_NAME / own, partial(followed_bucket, options))
+    logs = FinalLogs(folder, partial(followed_bucket, options))
     closing.push_async_callback(logs.close)
     await logs.start()
     return logs
 
 
 async def _uploads(
-    options: Options, own: str, closing: contextlib.AsyncExitStack
+    options: Options, own: OwnFolders, closing: contextlib.AsyncExitStack
 ) -> Uploads | None:
     """Return what takes uploads; None: they are on the leader's disk."""
+    # Also without a bucket: an earlier start may have had one.
+    folder = await asyncio.to_thread(own.take, UPLOADS_NAME)
     if options.bucket is None:
         return None
-    folder = options.data / UPLOADS_NAME / own
     limits = options.max_upload, options.max_uploads_of_user
     uploads = Uploads(folder, options.bucket, *limits)
     closing.push_async_callback(uploads.close)

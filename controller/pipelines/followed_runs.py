@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from controller.aio import in_stretches
 from controller.clock import Chance, Clock
 from controller.lifecycle.machines.model import Machine
 from controller.lifecycle.machines.orphans import KnownOrphan
@@ -91,7 +92,7 @@ class FollowedRuns(RunPipeline):
             if run_id in self.known
         }
 
-    def follow(self, found: ChangedState) -> None:
+    async def follow(self, found: ChangedState) -> None:
         """Show what was read again. Raises LostTrack."""
         for name, fleet in found.fleets.items():
             self._inventory.show_fleet(fleet, name)
@@ -99,7 +100,7 @@ class FollowedRuns(RunPipeline):
             self._inventory.show_node(node, node_id)
         if self._followed_rentals is not None:
             self._followed_rentals.follow(found.machines, found.orphans)
-        for run_id, state in found.runs.items():
+        async for run_id, state in in_stretches(found.runs.items()):
             if state is not None:
                 self._show(state, found.late.get(run_id, ()))
             elif run_id in self.known:

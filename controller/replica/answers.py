@@ -219,14 +219,13 @@ class Answers:
         return {route: self._take(uploads, route) for route in routes}
 
     def _take(self, uploads: Uploads, route: tuple[str, str]) -> Answer:
-        async def found(request: web.Request) -> Endpoint:
+        async def found(request: web.Request) -> tuple[Endpoint, str]:
             copy = await self._following.now()
             endpoint = copy.uploads.get(route)
             # The database did not know its installation when this copy was made.
             if endpoint is None:
                 raise NeedsLeader
-            credentials(copy.service)(request)
-            return endpoint
+            return endpoint, credentials(copy.service)(request).token.user
 
         return lambda request: uploads.answer(request, partial(found, request))
 

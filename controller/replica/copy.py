@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 import msgspec
@@ -48,10 +48,12 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submitters(msgspec.Struct, frozen=True):
-    """The users who may submit, and their secrets: a small part of a copy, which may outlive it."""
+    """The users who may submit, their secrets and the gateways: a small part of a copy, which may
+    outlive it."""
 
     gate: Gate
     secrets: SecretService
+    gateways: Mapping[str, Gateway]
     clock: Clock
 
 
@@ -108,13 +110,14 @@ class Copy:
     @property
     def submitters(self) -> Submitters:
         accounts = self.service.accounts
-        return Submitters(accounts.gate, accounts.secrets, self.service.clock)
+        gateways, clock = self._gateways.gateways, self.service.clock
+        return Submitters(accounts.gate, accounts.secrets, gateways, clock)
 
     def unseen_ends(self, run_ids: Collection[str]) -> dict[str, Sequence[str]]:
         """See `FollowedRuns.unseen_ends`."""
         return self._pipeline.unseen_ends(run_ids)
 
-    def follow(self, turn: Turn, found: ChangedState) -> None:
+    async def follow(self, turn: Turn, found: ChangedState) -> None:
         """Take over what was stored up to this turn. Raises LostTrack."""
         if found.accounts is not None:
             gate, accounts = self._gate, found.accounts
@@ -123,8 +126,10 @@ class Copy:
         if found.secrets is not None:
             self._vault.begin_with(found.secrets)
         if found.gateways is not None:
-            self._gateways.gateways = {one.name: one for one in found.gateways}
-        self._pipeline.follow(found)
+            # In place: `submitters` are these.
+            self._gateways.gateways.clear()
+            self._gateways.gateways.update({one.name: one for one in found.gateways})
+        await self._pipeline.follow(found)
         self.turn = turn
 
 

@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -38,10 +39,12 @@ AWAY_SECONDS = 30.0
 """So long uploads go to the leader after the bucket or the disk here has failed."""
 ANSWER_SECONDS = 5.0
 """So long the bucket has for a question without a body; then the leader answers it."""
-STALLED_SECONDS = 300.0
-"""A client of ours gives up after so long without progress, and a vanished one says nothing."""
 TIDYING_SECONDS = 60.0
 _LATE = f"the bucket has not answered within {ANSWER_SECONDS:g} s"
+
+
+class _ShareUsedUp(OSError):
+    """There may be room, and no more of it for this user."""
 
 
 class Uploads:
@@ -60,8 +63,12 @@ class Uploads:
         """Whether the bucket has said that it is this installation's."""
         self._away_until = float("-inf")
         """By the loop's clock."""
-        self._coming = 0
-        """Bytes that uploads that have begun may take of the disk."""
+        self._coming: Counter[str] = Counter()
+        """Bytes that each user's uploads that have begun may take of the disk."""
+        self._begun: Counter[str] = Counter()
+        """The uploads of each user that have begun."""
+        self._elsewhere: dict[str, float] = {}
+        """Until when users whose share is used up go to the leader, by the loop's clock."""
         self._tidying: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -92,33 +99,38 @@ class Uploads:
         return self._store
 
     async def answer(
-        self, request: web.Request, find: Callable[[], Awaitable[Endpoint]]
+        self, request: web.Request, find: Callable[[], Awaitable[tuple[Endpoint, str]]]
     ) -> web.StreamResponse:
-        """Answer with the endpoint that `find` returns for a user. Raises what `find` does, and
-        NeedsLeader: then nothing of the body was read."""
-        if asyncio.get_running_loop().time() < self._away_until:
+        """Answer with the endpoint that `find` returns for a user, with his name. Raises what
+        `find` does, and NeedsLeader: then nothing of the body was read."""
+        now = asyncio.get_running_loop().time()
+        if now < self._away_until:
             raise NeedsLeader
         # First: a client without a token takes no room from others.
-        endpoint = await find()
-        with self._expected(self._size(request)):
-            if request.method == "PUT":
-                await self._require_room()
+        endpoint, user = await find()
+        if request.method != "PUT":
             await self._require_bucket()
-            if request.method == "GET":
-                return await self._asked(request, endpoint)
-            watching = asyncio.create_task(_cut_when_stalled(request))
-            try:
-                return await endpoint(request)
-            except Unavailable as error:
+            is_question = request.method == "GET"
+            return await (self._asked if is_question else self._taken)(request, endpoint)
+        if now < self._elsewhere.get(user, now):
+            raise NeedsLeader
+        with self._begins(user, self._size(request)):
+            await self._require_room(user)
+            await self._require_bucket()
+            return await self._taken(request, endpoint)
+
+    async def _taken(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
+        try:
+            return await endpoint(request)
+        except Unavailable as error:
+            if not isinstance(error.__cause__, _ShareUsedUp):
                 self._leave_to_leader(str(error))
-                if error.code != UPLOAD_NOT_STORED:
-                    raise
-                # The leader may have room: a client that is cut begins again, and gets there.
-                if request.transport is not None:
-                    request.transport.abort()
-                return web.Response(status=502)
-            finally:
-                watching.cancel()
+            if error.code != UPLOAD_NOT_STORED:
+                raise
+            # The leader may have room: a client that is cut begins again, and gets there.
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=502)
 
     async def _require_bucket(self) -> None:
         """Raises NeedsLeader if the bucket has not answered here yet, or is nobody's."""
@@ -149,48 +161,71 @@ class Uploads:
     def _size(self, request: web.Request) -> int:
         """Return the bytes that may come. One in parts is joined here with what the user has sent
         before, which the store has reserved then."""
-        if request.method != "PUT":
-            return 0
         length = request.content_length
         return self._max_bytes if length is None else min(length, self._max_bytes)
 
-    async def _require_room(self) -> None:
-        """Raises NeedsLeader if what comes may not fit."""
+    async def _require_room(self, user: str) -> None:
+        """Raises NeedsLeader if what comes may not fit, or takes more than this user's share."""
         try:
-            if await self._has_room():
-                return
-            await self._forget_copies(most=0)
-            if await self._has_room():
+            left = await self._left()
+            if left < 0:
+                await self._forget_copies(most=0)
+                left = await self._left()
+            if left >= 0 and self._is_within_share(user, left):
                 return
         except OSError as error:
             log.warning("an upload is left to the leader: %s", error)
         raise NeedsLeader
 
-    async def _has_room(self) -> bool:
+    async def _left(self) -> int:
+        """Return the bytes of the disk that are left to further uploads."""
         await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True, mode=0o700)
         free = (await asyncio.to_thread(shutil.disk_usage, self._folder)).free
-        return free >= self._coming + MIN_FREE_BYTES
+        return free - MIN_FREE_BYTES - self._coming.total()
+
+    def _is_within_share(self, user: str, left: int) -> bool:
+        """Return whether others can still upload as much as this user does. A single upload may
+        take all of the room."""
+        return self._begun[user] <= 1 or self._coming[user] <= left
 
     @contextlib.asynccontextmanager
-    async def _reserved(self, size: int) -> AsyncIterator[None]:
+    async def _reserved(self, size: int, user: str) -> AsyncIterator[None]:
         """Raises OSError."""
-        with self._expected(size):
+        with self._expected(user, size):
             # Copies may be what the upload is joined with: they stay.
-            if size and not await self._has_room():
+            left = await self._left() if size else 0
+            if left < 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if size and not self._is_within_share(user, left):
+                self._elsewhere[user] = asyncio.get_running_loop().time() + AWAY_SECONDS
+                raise _ShareUsedUp(errno.EDQUOT, os.strerror(errno.EDQUOT))
             yield
 
     @contextlib.contextmanager
-    def _expected(self, size: int) -> Iterator[None]:
-        self._coming += size
+    def _begins(self, user: str, size: int) -> Iterator[None]:
+        self._begun[user] += 1
+        try:
+            with self._expected(user, size):
+                yield
+        finally:
+            self._begun[user] -= 1
+            if not self._begun[user]:
+                # No user stays in memory.
+                del self._begun[user], self._coming[user]
+
+    @contextlib.contextmanager
+    def _expected(self, user: str, size: int) -> Iterator[None]:
+        self._coming[user] += size
         try:
             yield
         finally:
-            self._coming -= size
+            self._coming[user] -= size
 
     async def _tidy(self) -> None:
         while True:
             await asyncio.sleep(TIDYING_SECONDS)
+            now = asyncio.get_running_loop().time()
+            self._elsewhere = {user: at for user, at in self._elsewhere.items() if now < at}
             await self._forget_copies(most=MAX_KEPT_BYTES)
 
     async def _forget_copies(self, most: int) -> None:
@@ -198,14 +233,3 @@ class Uploads:
             # What can't be removed now is tried again.
             with contextlib.suppress(OSError):
                 await self._store.forget_copies(time.time() - KEPT_SECONDS, most)
-
-
-async def _cut_when_stalled(request: web.Request) -> None:
-    """It would keep room of the disk from others."""
-    content = request.content
-    while not content.is_eof():
-        come = content.total_bytes
-        await asyncio.sleep(STALLED_SECONDS)
-        if come == content.total_bytes and not content.is_eof() and request.transport is not None:
-            request.transport.abort()
-            return

@@ -80,6 +80,7 @@ _SENT_WHOLE_AFTER = (
 )
 
 _AWAY = (
+    HTTPStatus.REQUEST_TIMEOUT,  # it came too slowly, as when the network stood still
     HTTPStatus.BAD_GATEWAY,
     HTTPStatus.SERVICE_UNAVAILABLE,  # nobody leads, or the database is away
     HTTPStatus.GATEWAY_TIMEOUT,
@@ -149,7 +150,8 @@ def _may_be_back(error: FairleadError) -> bool:
     """Return whether the controller, or what it needs, may take the same in a moment."""
     if isinstance(error, ConnectionLost):
         # A proxy says so with 502 and others; its 413, or the 302 of a login, stays.
-        return error.status is None or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        is_of_servers = error.status is None or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        return is_of_servers or error.status == HTTPStatus.REQUEST_TIMEOUT
     if not isinstance(error, ApiError) or error.status not in _AWAY:
         return False
     from fairlead.wire.errors import UPLOAD_NOT_STORED

@@ -10,6 +10,7 @@ from random import Random
 from typing import Protocol
 
 from cryptography.fernet import Fernet
+from msgspec.structs import replace
 
 from common.refusals import Unavailable, Unprocessable
 from controller.assembly import Assembly
@@ -20,7 +21,7 @@ from controller.service.accounts.secrets import SecretService
 from controller.service.accounts.users import Gate
 from controller.service.runs.lookup import RunService
 from controller.service.runs.progress import PullsInProgress
-from controller.service.runs.submission_stages import Planned, Submission, Submitted, plan_of
+from controller.service.runs.submission_stages import Request, Submission, Submitted, plan_of
 from controller.service.runs.submissions import SubmissionService
 from controller.store.accounts import User
 from controller.store.errors import StoreError
@@ -109,7 +110,7 @@ class Messages:
 
     async def _made(self, submissions: Sequence[Submission]) -> Iterator[str | None]:
         planned = [
-            [Planned(submission=one, plan=plan_of(one, Defaults()), user=OWNER)]
+            Request(user=OWNER, submissions=(replace(one, plan=plan_of(one, Defaults())),))
             for one in submissions
         ]
         found: list[list[Submitted | Exception] | None] = []

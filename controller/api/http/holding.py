@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Iterator
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 
@@ -18,6 +18,7 @@ from common.proxy.forwarding import HangUps
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 HELD_SECONDS = 8.0
 """A lease of 5 s ends in this time, and another controller leads."""
 _LOOK_SECONDS = 0.2
@@ -94,13 +95,18 @@ class Changing:
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
-        self._late: set[asyncio.Future[web.StreamResponse]] = set()
+        self._late: set[asyncio.Future[Any]] = set()
 
     async def answer(
         self, request: web.Request, change: Awaitable[web.StreamResponse]
     ) -> web.StreamResponse:
-        """Return the answer of the change. Raises LeaseEnds, and the change goes on: a commit that
-        nobody waits for would leave the memory of this controller behind its database."""
+        """Return the answer of the change that this request asks for. Raises as `outcome` does."""
+        return await self.outcome(change, lambda: _waits_here(request))
+
+    async def outcome(self, change: Awaitable[T], waits_here: Callable[[], bool]) -> T:
+        """Return what comes of the change. `waits_here`: whether its client waits for nothing else.
+        Raises LeaseEnds, and the change goes on: a commit that nobody waits for would leave the
+        memory of this controller behind its database."""
         changing = asyncio.ensure_future(change)
         try:
             while True:
@@ -109,7 +115,7 @@ class Changing:
                     return changing.result()
                 # A change that waits for a provider of machines outlives many renewals, and is no
                 # reason to doubt one that is late.
-                if self._left() <= 0 and _waits_here(request):
+                if self._left() <= 0 and waits_here():
                     # After a pause it is too late for an answer before the lease's end. The
                     # database mostly tells at once what became of the change.
                     if self._lead.lasts_for() < 0:
@@ -129,7 +135,7 @@ class Changing:
         # Whole milliseconds: a timer that fires at the exact time may see a rest of nanoseconds.
         return round(self._lead.lasts_for() - ANSWERED_BEFORE_SECONDS, 3)
 
-    def _ended(self, changing: asyncio.Future[web.StreamResponse]) -> None:
+    def _ended(self, changing: asyncio.Future[Any]) -> None:
         self._late.discard(changing)
         if not changing.cancelled() and (error := changing.exception()) is not None:
             log.warning("a change that nobody waited for any more failed: %s", error)

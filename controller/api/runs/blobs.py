@@ -6,19 +6,25 @@ and only these come.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from contextlib import aclosing
 from typing import Annotated
 
 import msgspec
 
-from common.refusals import Invalid
+from common.refusals import Invalid, TooSlow
 from controller.api.http.routes import Call, Route, decode_body
 from controller.blobs import PIECE_BYTES
 from fairlead.wire.blobs import MAX_PARTS, Part
 
 # aiohttp's client_max_size limits `request.read()` alone, and not a body that is streamed.
 MAX_MANIFEST_BYTES = 4 << 20
+MIN_BYTES = 256 << 10
+PACE_SECONDS = 60.0
+"""An upload that brings fewer bytes while it is waited for so long keeps room from others."""
+_LATE_SECONDS = 1.0
+"""A timer that fires so late says that this process stood still, and not its client."""
 Parts = Annotated[tuple[Part, ...], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
 
 
@@ -51,8 +57,8 @@ class PartsManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 async def put_blob(call: Call) -> BlobAnswer:
     digest = call.path("blob")
-    pieces = call.request.content.iter_chunked(PIECE_BYTES)
-    size = await call.service.runs.blobs.put(digest, pieces, user=call.caller)
+    async with aclosing(_paced(call.request.content.iter_chunked(PIECE_BYTES))) as pieces:
+        size = await call.service.runs.blobs.put(digest, pieces, user=call.caller)
     return BlobAnswer(sha256=digest, size=size)
 
 
@@ -63,14 +69,43 @@ async def find_missing_parts(call: Call) -> PartsAnswer:
 
 
 async def put_blob_parts(call: Call) -> BlobAnswer:
-    digest, pieces = call.path("blob"), call.request.content.iter_chunked(PIECE_BYTES)
-    line, rest = await _first_line(pieces)
-    manifest = decode_body(line, PartsManifest)
-    async with aclosing(_after(rest, pieces)) as coming:
-        size = await call.service.runs.blobs.put_parts(
-            digest, manifest.parts, manifest.sent, coming, user=call.caller
-        )
+    digest = call.path("blob")
+    async with aclosing(_paced(call.request.content.iter_chunked(PIECE_BYTES))) as pieces:
+        line, rest = await _first_line(pieces)
+        manifest = decode_body(line, PartsManifest)
+        async with aclosing(_after(rest, pieces)) as coming:
+            size = await call.service.runs.blobs.put_parts(
+                digest, manifest.parts, manifest.sent, coming, user=call.caller
+            )
     return BlobAnswer(sha256=digest, size=size)
+
+
+async def _paced(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Raises TooSlow. Only the time counts for which a piece is waited for: this controller's disk
+    may be slow, too."""
+    now = asyncio.get_running_loop().time
+    come, left = 0, PACE_SECONDS
+    while True:
+        began = now()
+        try:
+            async with asyncio.timeout(left):
+                piece = await anext(pieces, None)
+        except TimeoutError:
+            if now() > began + left + _LATE_SECONDS:
+                come, left = 0, PACE_SECONDS
+                continue
+            raise TooSlow(
+                f"{come >> 10} KiB of the upload came within {PACE_SECONDS:g} s, and at least "
+                f"{MIN_BYTES >> 10} KiB must, because it keeps room from others: send it again "
+                f"when the network is faster",
+                code="upload_too_slow",
+            ) from None
+        if piece is None:
+            return
+        come, left = come + len(piece), left - (now() - began)
+        if come >= MIN_BYTES:
+            come, left = 0, PACE_SECONDS
+        yield piece
 
 
 async def _first_line(pieces: AsyncIterable[bytes]) -> tuple[bytes, bytes]:

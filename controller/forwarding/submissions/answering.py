@@ -30,12 +30,12 @@ from controller.forwarding.submissions.batches import (
     Waiting,
 )
 from controller.forwarding.submissions.messages import Answer
-from controller.forwarding.submissions.readings import ONE, SEVERAL, YAML, Read, Readings
+from controller.forwarding.submissions.readings import FORMS, Read, Readings
 from controller.replica.alone import NeedsLeader
 from controller.store.errors import StoreError
 from fairlead.configuration.convert import ConfigurationError
 
-PATHS = (ONE, YAML, SEVERAL)
+PATHS = tuple(FORMS)
 
 
 class Submissions:

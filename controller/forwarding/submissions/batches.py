@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -28,9 +28,9 @@ from controller.forwarding.submissions.messages import (
     CONTENT,
     READING,
     Answer,
-    Answers,
     Asked,
     Message,
+    Pieces,
 )
 from controller.forwarding.submissions.readings import Read
 from controller.relay import Leader
@@ -52,7 +52,6 @@ _TIMER_SECONDS = 0.05
 """A timer may fire a little early."""
 _PASS_ON = Answer(status=0)
 _encoded = msgspec.msgpack.Encoder().encode
-_decoded = msgspec.msgpack.Decoder(Answers).decode
 
 
 class PassOn(Exception):
@@ -238,7 +237,7 @@ class Batches:
         self, link: Link, batch: Sequence[Waiting], goes_on: Callable[[], None]
     ) -> None:
         """Give each request its answer. `goes_on`: called when the next leader may have others."""
-        asking = asyncio.create_task(self._ask(link, batch))
+        asking = asyncio.create_task(self._ask(link, batch, goes_on))
         over = asyncio.create_task(link.over.wait())
         try:
             await asyncio.wait((asking, over), return_when=asyncio.FIRST_COMPLETED)
@@ -248,10 +247,9 @@ class Batches:
                 for one in batch:
                     if one.read.is_keyed:
                         one.fail(SendAgain())
-                if all(one.read.is_keyed for one in batch):
+                if all(one.answered.done() for one in batch):
                     raise NoAnswer("leads no more")
-            head, body = await asking
-            answers = self._answers(link, head, body, len(batch))
+            await asking
         except Exception as error:
             link.connection.close()
             for one in batch:
@@ -264,18 +262,13 @@ class Batches:
             raise
         else:
             link.give_back()
-            for one, answer in zip(batch, answers, strict=True):
-                if answer.status:
-                    one.answer(Answered(answer, link.over))
-                else:
-                    one.fail(PassOn())
         finally:
             for task in (asking, over):
                 task.cancel()
             await asyncio.gather(asking, over, return_exceptions=True)
 
-    async def _ask(self, link: Link, batch: Sequence[Waiting]) -> tuple[ResponseHead, bytes]:
-        """Send a message; return the answer. Raises UpstreamError."""
+    async def _ask(self, link: Link, batch: Sequence[Waiting], goes_on: Callable[[], None]) -> None:
+        """Send a message, and give each request its answer when it comes. Raises UpstreamError."""
         data = _encoded(_message_of([one.read for one in batch]))
         named = [
             ("Host", link.host),
@@ -287,29 +280,61 @@ class Batches:
         connection = link.connection
         await connection.send(head_of("POST", SUBMISSIONS_PATH, named) + data)
         head = await connection.answer("POST")
-        parts = []
-        while part := await connection.read():
-            parts.append(part)
-        return head, b"".join(parts)
-
-    def _answers(self, link: Link, head: ResponseHead, body: bytes, count: int) -> Sequence[Answer]:
-        """Return the answers to so many requests. Raises BadAnswer."""
-        if head.status in _UNKNOWN:
-            self._understood = (link.leader, False)
-            return [_PASS_ON] * count
         if head.status != 200:
-            answers: Sequence[Answer] = [_answer_to_all(head, body)] * count
-        else:
-            self._understood = (link.leader, True)
+            self._answer_all(link, head, await _rest(link), batch)
+            return
+        self._understood = (link.leader, True)
+        missing, pieces = set(range(len(batch))), Pieces()
+        while part := await connection.read():
             try:
-                answers = _decoded(body).answers
+                for answers in pieces.whole(part):
+                    self._answer(link, batch, answers, missing)
+                    if missing:
+                        # These wait for more than a turn.
+                        goes_on()
             except msgspec.MsgspecError as error:
                 raise BadAnswer("answered in another form") from error
-            if len(answers) != count:
-                raise BadAnswer("answered to another number of requests")
-        if any(one.mark == NOT_DONE for one in answers):
+        if missing or not pieces.is_between:
+            raise BadAnswer("answered to another number of requests")
+
+    def _answer_all(
+        self, link: Link, head: ResponseHead, body: bytes, batch: Sequence[Waiting]
+    ) -> None:
+        """Give each request the answer to the message."""
+        answer = _PASS_ON
+        if head.status in _UNKNOWN:
+            self._understood = (link.leader, False)
+        else:
+            answer = _answer_to_all(head, body)
+        numbers = range(len(batch))
+        self._answer(link, batch, dict.fromkeys(numbers, answer), set(numbers))
+
+    def _answer(
+        self,
+        link: Link,
+        batch: Sequence[Waiting],
+        answers: Mapping[int, Answer],
+        missing: set[int],
+    ) -> None:
+        """`missing`: the numbers of those without an answer. Raises BadAnswer."""
+        if not answers.keys() <= missing:
+            raise BadAnswer("answered to another number of requests")
+        missing.difference_update(answers)
+        for number, answer in answers.items():
+            if answer.status:
+                batch[number].answer(Answered(answer, link.over))
+            else:
+                batch[number].fail(PassOn())
+        if any(one.mark == NOT_DONE for one in answers.values()):
             self._links.leave(link)
-        return answers
+
+
+async def _rest(link: Link) -> bytes:
+    """Raises UpstreamError."""
+    parts = []
+    while part := await link.connection.read():
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _message_of(reads: Sequence[Read]) -> Message:
@@ -323,7 +348,7 @@ def _message_of(reads: Sequence[Read]) -> Message:
                 submissions=tuple(
                     msgspec.structs.replace(one, plan=own[one.plan]) for one in read.submissions
                 ),
-                is_batch=read.is_batch,
+                form=read.form,
             )
         )
     return Message(plans=tuple(numbers), asked=tuple(asked))

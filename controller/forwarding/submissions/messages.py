@@ -1,14 +1,19 @@
-"""What a follower gives the leader at once, and what it gets back: MessagePack in one request."""
+"""What a follower gives the leader at once, and what it gets back: MessagePack in one request.
+
+The answer comes in pieces, so that no client waits for another one's.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import struct
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from controller import __version__
-from controller.service.runs.submission_stages import IfExists
+from controller.service.runs.submission_stages import Form, IfExists
 from fairlead.configuration.runs.plan import Defaults, Plan
 
 CONTENT = "application/msgpack"
@@ -28,12 +33,11 @@ class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request of a client. `token`: the id of the token that it has. `is_batch`: its answer has
-    one of each submission."""
+    """A request of a client. `token`: the id of the token that it has."""
 
     token: str
     submissions: tuple[Given, ...]
-    is_batch: bool = False
+    form: Form = Form.ONE
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,9 +58,43 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    """In the order of the requests."""
+    """A piece of what comes back. `answers`: by the number of the request in the message."""
 
-    answers: tuple[Answer, ...]
+    answers: dict[int, Answer]
+
+
+_LENGTH = struct.Struct("!I")
+_encoded = msgspec.msgpack.Encoder().encode
+_decoded = msgspec.msgpack.Decoder(Answers).decode
+
+
+def piece(answers: Mapping[int, Answer]) -> bytes:
+    """Return these answers as a piece, with its length before it."""
+    data = _encoded(Answers(answers=dict(answers)))
+    return _LENGTH.pack(len(data)) + data
+
+
+class Pieces:
+    """Puts pieces together again, however their bytes come."""
+
+    def __init__(self) -> None:
+        self._come = bytearray()
+
+    @property
+    def is_between(self) -> bool:
+        """Whether all that has come was whole pieces."""
+        return not self._come
+
+    def whole(self, data: bytes) -> Iterator[Mapping[int, Answer]]:
+        """Yield the answers of each piece that is whole with these bytes. Raises MsgspecError."""
+        self._come += data
+        while len(self._come) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._come)[0]
+            if len(self._come) < end:
+                return
+            found = _decoded(bytes(self._come[_LENGTH.size : end]))
+            del self._come[:end]
+            yield found.answers
 
 
 class Reading:

@@ -21,6 +21,7 @@ from controller.api.http.routes import decode_body
 from controller.api.runs.runs import (
     SubmitBody,
     SubmitManyBody,
+    SubmitTogetherBody,
     SubmitYamlBody,
     submission_of,
     submission_of_yaml,
@@ -28,14 +29,21 @@ from controller.api.runs.runs import (
 from controller.forwarding.submissions.messages import Given, Reading
 from controller.replica.alone import NeedsLeader
 from controller.replica.copy import Copy, Submitters
+from controller.service.machines.gateways import with_gateway
 from controller.service.runs.submission_stages import (
+    Form,
     KnownPlans,
     Submission,
     Texts,
     plan_of,
-    waits_for_more,
 )
-from controller.service.runs.submissions import require_allowed, require_time
+from controller.service.runs.submissions import (
+    numbered,
+    require_allowed,
+    require_new,
+    require_number,
+    require_time,
+)
 from controller.store.accounts import StoredToken
 from controller.store.errors import StoreError
 from controller.store.reading import StoreReader
@@ -45,7 +53,14 @@ from fairlead.configuration.runs.plan import Defaults, Plan
 T = TypeVar("T")
 MAX_PLAN_BYTES = 256 << 10
 """A larger plan, as of a sweep of thousands of sets, is made at the leader."""
-ONE, YAML, SEVERAL = "/v1/runs", "/v1/runs:yaml", "/v1/runs:batch"
+FORMS = {
+    "/v1/runs": Form.ONE,
+    "/v1/runs:yaml": Form.ONE,
+    "/v1/runs:batch": Form.SEVERAL,
+    "/v1/runs/together": Form.TOGETHER,
+}
+"""By the paths of the requests."""
+_YAML = "/v1/runs:yaml"
 
 
 class Copies(Protocol):
@@ -71,7 +86,7 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     submissions: tuple[Given, ...]
     plans: tuple[bytes, ...]
-    is_batch: bool
+    form: Form
     size: int
 
     @property
@@ -103,11 +118,14 @@ class Readings:
             raise
 
     async def _read(self, path: str, data: bytes, token: StoredToken) -> Read:
-        submissions = await self._submissions(path, data)
-        is_batch = path == SEVERAL
+        form, submissions = FORMS[path], await self._submissions(path, data)
+        keys = [one.client_key for one in submissions if one.client_key is not None]
+        # The leader compares what was written, which it does not get.
+        if len(set(keys)) < len(keys):
+            raise NeedsLeader
         planned = [
-            await self._plan(one, token, is_alone=not is_batch)
-            async for one in in_stretches(submissions)
+            await self._plan(number, one, token, form)
+            async for number, one in in_stretches(list(enumerate(submissions)))
         ]
         numbers: dict[bytes, int] = {}
         asked = tuple(
@@ -127,7 +145,7 @@ class Readings:
             token=token.id,
             submissions=asked,
             plans=tuple(numbers),
-            is_batch=is_batch,
+            form=form,
             # Names and keys are as long as their users like: a message that the leader does not
             # take would be refused to all.
             size=len(data) + size,
@@ -135,34 +153,44 @@ class Readings:
 
     async def _submissions(self, path: str, data: bytes) -> list[Submission]:
         """Raises Invalid, Unavailable."""
-        if path == ONE:
-            return [submission_of(decode_body(data, SubmitBody))]
-        if path == YAML:
+        if path == _YAML:
             return [await submission_of_yaml(decode_body(data, SubmitYamlBody), self._texts)]
-        return [submission_of(one) for one in decode_body(data, SubmitManyBody).runs]
+        if FORMS[path] is Form.ONE:
+            return [submission_of(decode_body(data, SubmitBody))]
+        if FORMS[path] is Form.SEVERAL:
+            return [submission_of(one) for one in decode_body(data, SubmitManyBody).runs]
+        submissions = [submission_of(one) for one in decode_body(data, SubmitTogetherBody).runs]
+        require_number(submissions)
+        return submissions
 
     async def _plan(
-        self, submission: Submission, token: StoredToken, *, is_alone: bool
+        self, number: int, submission: Submission, token: StoredToken, form: Form
     ) -> PlannedHere:
-        """`is_alone`: whether a refusal is the answer to the whole request."""
+        """Raises what the leader would answer to the request, and NeedsLeader if only the leader
+        can tell that."""
+        # Of several runs, the leader may have found another fault before.
+        is_first = form is Form.ONE or (form is Form.TOGETHER and number == 0)
         try:
-            found = self._plans.of(submission)
+            with numbered(number) if form is Form.TOGETHER else contextlib.nullcontext():
+                if form is Form.TOGETHER:
+                    require_new(submission)
+                found = self._plans.of(submission)
         except (ServiceError, ConfigurationError):
-            if not is_alone:
+            if not is_first:
                 raise NeedsLeader from None
-            if submission.client_key is not None:
+            # Of an act, the leader looks for keys after it has read a file.
+            if submission.client_key is not None and form is Form.ONE:
                 await self._require_new(token.user, submission.client_key)
             raise
         # Such a number has more bits than the message can have.
         except OverflowError:
             raise NeedsLeader from None
-        if waits_for_more(submission, found.plan):
-            raise NeedsLeader
         # The first request with a key may be on its way to a commit, and was judged then.
-        if is_alone and submission.client_key is None:
+        if is_first and submission.client_key is None:
+            check = partial(_require_now, plan=found.plan, user=token.user, form=form)
             # What is not known here is for the leader to judge.
             with contextlib.suppress(NeedsLeader, StoreError):
-                await self._confirmed(partial(_require_now, plan=found.plan, user=token.user))
+                await self._confirmed(check)
         return found
 
     async def _require_new(self, user: str, client_key: str) -> None:
@@ -189,10 +217,13 @@ def _planned(submission: Submission, defaults: Defaults) -> PlannedHere:
     return PlannedHere(plan, msgspec.msgpack.encode(plan))
 
 
-def _require_now(known: Submitters, plan: Plan, user: str) -> None:
+def _require_now(known: Submitters, plan: Plan, user: str, form: Form) -> None:
     """Raises ServiceError, NeedsLeader."""
     found = known.gate.users.get(user)
     if found is None:
         raise NeedsLeader
-    require_time(plan, known.clock.now())
-    require_allowed(plan, found, known.secrets)
+    if form is Form.ONE:
+        require_time(plan, known.clock.now())
+    with numbered(0) if form is Form.TOGETHER else contextlib.nullcontext():
+        require_allowed(plan, found, known.secrets)
+        with_gateway(plan, known.gateways)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -282,59 +282,8 @@ class GatewayService:
     # -- what a service asks for ------------------------------------------------------------
 
     def chosen(self, plan: Plan, present: Run | None = None) -> Plan:
-        """Return the plan with its gateway's name. `present`: the live service that the plan
-        changes, which keeps its gateway unless the plan names one. Raises Unprocessable."""
-        if plan.service is None:
-            return plan
-        name = self._name(plan, present)
-        if name is None and plan.service.https is Https.ON:
-            raise Unprocessable(
-                "https: true needs a gateway: without one a service's URL is the controller's own",
-                field="https",
-            )
-        public = plan.service.public_port
-        if name is not None and public not in PUBLIC_PORTS:
-            raise Unprocessable(
-                f"gateway {name} serves all services at its ports 80 and 443, not at {public}: "
-                f"write `port: {plan.service.port}`",
-                field="port",
-            )
-        if name is not None:
-            certificate = self._gateways.gateways[name].certificate
-            if plan.service.https is Https.ON and certificate.kind == "none":
-                raise Unprocessable(
-                    f"https: true needs a gateway with a certificate; {name} has none",
-                    field="https",
-                )
-        service = msgspec.structs.replace(plan.service, gateway=name)
-        return msgspec.structs.replace(plan, service=service)
-
-    def _name(self, plan: Plan, present: Run | None) -> str | None:
-        wanted, known = plan.gateway, self._gateways.gateways
-        if wanted is None and present is not None and present.service is not None:
-            return present.service.gateway
-        default = next((one.name for one in known.values() if one.is_default), None)
-        if wanted is None or wanted is False:
-            return default if wanted is None else None
-        if wanted is True:
-            if default is None and len(known) == 1:
-                return next(iter(known))
-            if default is None:
-                raise Unprocessable(
-                    "gateway: true means the default gateway, and there is none; an admin makes "
-                    "one with `fairlead gateway add … --default`",
-                    code="no_gateway",
-                    field="gateway",
-                )
-            return default
-        if wanted not in known:
-            there = ", ".join(sorted(known)) or "none"
-            raise Unprocessable(
-                f"there is no gateway {wanted} (there: {there})",
-                code="no_gateway",
-                field="gateway",
-            )
-        return wanted
+        """See `with_gateway`."""
+        return with_gateway(plan, self._gateways.gateways, present)
 
     async def claim(self, service: ServicePolicy | None, name: str) -> None:
         """Reserve the host name of a service that is being submitted. Raises Unavailable,
@@ -464,3 +413,60 @@ class GatewayAccess:
                 f"(`fairlead service key add {route.name}`)",
                 field="service",
             )
+
+
+def with_gateway(plan: Plan, gateways: Mapping[str, Gateway], present: Run | None = None) -> Plan:
+    """Return the plan with the name of its gateway, of these. `present`: the live service that the
+    plan changes, which keeps its gateway unless the plan names one. Raises Unprocessable."""
+    if plan.service is None:
+        return plan
+    name = _gateway_of(plan, gateways, present)
+    if name is None and plan.service.https is Https.ON:
+        raise Unprocessable(
+            "https: true needs a gateway: without one a service's URL is the controller's own",
+            field="https",
+        )
+    public = plan.service.public_port
+    if name is not None and public not in PUBLIC_PORTS:
+        raise Unprocessable(
+            f"gateway {name} serves all services at its ports 80 and 443, not at {public}: "
+            f"write `port: {plan.service.port}`",
+            field="port",
+        )
+    if name is not None:
+        certificate = gateways[name].certificate
+        if plan.service.https is Https.ON and certificate.kind == "none":
+            raise Unprocessable(
+                f"https: true needs a gateway with a certificate; {name} has none",
+                field="https",
+            )
+    service = msgspec.structs.replace(plan.service, gateway=name)
+    return msgspec.structs.replace(plan, service=service)
+
+
+def _gateway_of(plan: Plan, known: Mapping[str, Gateway], present: Run | None) -> str | None:
+    wanted = plan.gateway
+    if wanted is None and present is not None and present.service is not None:
+        return present.service.gateway
+    default = next((one.name for one in known.values() if one.is_default), None)
+    if wanted is None or wanted is False:
+        return default if wanted is None else None
+    if wanted is True:
+        if default is None and len(known) == 1:
+            return next(iter(known))
+        if default is None:
+            raise Unprocessable(
+                "gateway: true means the default gateway, and there is none; an admin makes "
+                "one with `fairlead gateway add … --default`",
+                code="no_gateway",
+                field="gateway",
+            )
+        return default
+    if wanted not in known:
+        there = ", ".join(sorted(known)) or "none"
+        raise Unprocessable(
+            f"there is no gateway {wanted} (there: {there})",
+            code="no_gateway",
+            field="gateway",
+        )
+    return wanted

@@ -64,7 +64,7 @@ class SetsAgain(msgspec.Struct, frozen=True, kw_only=True):
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """A user's submission. `configuration` is the YAML's content; `parent` is the id or name of a
-    run."""
+    run. `plan`: the one that another controller has made; `configuration` is the plan's then."""
 
     configuration: object
     name: str | None = None
@@ -74,15 +74,31 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None = None
     starts_again: bool = False
     again: SetsAgain | None = None
+    plan: Plan | None = None
 
 
-class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """A submission that another controller has read and planned. `configuration` of the submission
-    is that of the plan."""
+class Form(StrEnum):
+    """How a request submits its runs."""
 
-    submission: Submission
-    plan: Plan
+    ONE = "one"
+    SEVERAL = "several"
+    """Each has an answer of its own."""
+    TOGETHER = "together"
+    """All of them, or none."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A user's request, which another controller has read: each submission has its plan."""
+
     user: User
+    submissions: tuple[Submission, ...]
+    form: Form = Form.ONE
+
+    @property
+    def waits_for_more(self) -> bool:
+        """Whether more than this controller's memory and its database may be asked, or changed,
+        before its runs are made."""
+        return self.form is Form.TOGETHER or any(map(_waits_for_more, self.submissions))
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,9 +215,11 @@ def plan_of(submission: Submission, defaults: Defaults) -> Plan:
     return kept_for_next(plan) if submission.starts_again else plan
 
 
-def waits_for_more(submission: Submission, plan: Plan) -> bool:
-    """Return whether more than the database may be asked, or changed, before the run is made: the
-    end of a run that it replaces, a gateway, its uploads or other runs' outputs."""
+def _waits_for_more(submission: Submission) -> bool:
+    """Return whether it may wait for the end of a run that it replaces, a gateway, its uploads or
+    other runs' outputs."""
+    plan = submission.plan
+    assert plan is not None, "another controller has planned it"
     return (
         submission.if_exists is IfExists.REPLACE
         or plan.service is not None

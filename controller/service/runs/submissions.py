@@ -49,20 +49,20 @@ from controller.service.runs.predecessors import (
     resolved,
     without_predecessors,
 )
+from controller.service.runs.shared_turns import Meet, at_once
 from controller.service.runs.submission_stages import (
     Batch,
     IfExists,
     KnownPlans,
     Member,
     Order,
-    Planned,
     Ready,
+    Request,
     Submission,
     Submitted,
     key_used,
     mapping_of,
     plan_of,
-    waits_for_more,
     wanted_name,
 )
 from controller.service.runs.taken_outputs import taken
@@ -80,7 +80,7 @@ _SAME_MOMENT_SECONDS = 1.0
 
 
 @contextlib.contextmanager
-def _numbered(number: int) -> Iterator[None]:
+def numbered(number: int) -> Iterator[None]:
     """Put the number of a submission before the fields of what is refused."""
     try:
         yield
@@ -89,9 +89,16 @@ def _numbered(number: int) -> Iterator[None]:
         raise
 
 
-def _key_of(one: Planned) -> tuple[str, str] | None:
-    key = one.submission.client_key
-    return None if key is None else (one.user.name, key)
+def _keys_of(request: Request) -> list[tuple[str, str]]:
+    keys = [one.client_key for one in request.submissions]
+    return [(request.user.name, key) for key in keys if key is not None]
+
+
+def _shown(submission: Submission) -> Mapping[str, object]:
+    """Return its configuration without secrets. Raises ConfigurationError."""
+    if submission.plan is not None:
+        return submission.plan.configuration
+    return public(mapping_of(submission.configuration))
 
 
 def _names_of(found: Sequence[Submitted | Exception | Ready]) -> list[str]:
@@ -138,7 +145,9 @@ class SubmissionService:
         self._earlier = EarlierRuns(store)
         self._plans = KnownPlans(partial(plan_of, defaults=defaults))
 
-    async def submit(self, submission: Submission, *, user: User) -> Submitted:
+    async def submit(
+        self, submission: Submission, *, user: User, meet: Meet = at_once
+    ) -> Submitted:
         """Return the run that this submission made, or that the same `client_key` made before.
 
         With REPLACE it may be the old run, which is still ending. Raises ConfigurationError,
@@ -146,19 +155,18 @@ class SubmissionService:
         parent, or a run that must come first), Unprocessable (no node could ever hold it),
         Unauthenticated (the user was removed meanwhile), StoreUnavailable.
         """
-        written = mapping_of(submission.configuration)
         client_key = submission.client_key
         if client_key is None:
-            return await self._admit(submission, user)
+            return await self._admit(submission, user, meet)
         # A client that had no answer sends the same key again while the first request still works.
         async with self._lock(user, client_key):
             earlier = await self._earlier.of(user.name, client_key)
             if earlier is not None:
-                return self._made_before(earlier, public(written))
-            return await self._admit(submission, user)
+                return self._made_before(earlier, submission)
+            return await self._admit(submission, user, meet)
 
     async def submit_all(
-        self, submissions: Sequence[Submission], *, user: User
+        self, submissions: Sequence[Submission], *, user: User, meet: Meet = at_once
     ) -> list[Submitted | Exception]:
         """Return for each submission, in their order, what `submit` would return or raise.
 
@@ -173,42 +181,42 @@ class SubmissionService:
             found = await self._earlier.of_all([(user.name, key) for key in keys])
             batch = Batch({key: state for (_, key), state in found.items()})
             async for one in in_stretches(submissions):
-                batch.add(one, await self._outcome(batch, one, user))
+                batch.add(one, await self._outcome(batch, one, user, meet))
+            await meet()
             return batch.results(await self._make_all(batch.ready))
 
     async def _outcome(
-        self, batch: Batch, one: Submission, user: User
+        self, batch: Batch, one: Submission, user: User, meet: Meet
     ) -> Submitted | Exception | Ready:
         try:
-            written = mapping_of(one.configuration)
             if one.client_key is not None:
                 if (earlier := batch.earlier.get(one.client_key)) is not None:
-                    return self._made_before(earlier, public(written))
+                    return self._made_before(earlier, one)
                 if (same := batch.same_key(one)) is not None:
                     return same
-            return await self._ready(one, self._plans.of(one), user, batch.names)
+            return await self._ready(one, user, batch.names, meet)
         except (ServiceError, ConfigurationError, StoreError) as error:
             return error
 
     async def submit_planned(
-        self, asked: Sequence[Sequence[Planned]]
+        self, requests: Sequence[Request], meet: Meet = at_once
     ) -> list[list[Submitted | Exception] | None]:
         """Return for each request, which may be of any users, what `submit` would return or raise
-        for each of its submissions. None: nothing of the request was done, and it would hold up the
-        others: submit it by itself.
+        for each of its submissions. None waits for more (`Request.waits_for_more`). None: nothing
+        of the request was done, and it would hold up the others: submit it by itself.
 
         The new runs are committed in one turn. A refused one keeps none of the others from being
         made. Raises StoreUnavailable when client keys cannot be looked up, and LeaseTaken: then
         nothing was done.
         """
         async with AsyncExitStack() as locks:
-            quick = [await self._takes_keys(request, locks) for request in asked]
-            taken_up = [one for one, is_quick in zip(asked, quick, strict=True) if is_quick]
-            keys = [key for request in taken_up for one in request if (key := _key_of(one))]
+            quick = [await self._takes_keys(request, locks) for request in requests]
+            taken_up = [one for one, is_quick in zip(requests, quick, strict=True) if is_quick]
+            keys = [key for request in taken_up for key in _keys_of(request)]
             earlier = await self._earlier.of_all(keys)
             outcomes: list[list[Submitted | Exception | Ready] | None] = []
             names: set[str] = set()
-            async for request, is_quick in in_stretches(list(zip(asked, quick, strict=True))):
+            async for request, is_quick in in_stretches(list(zip(requests, quick, strict=True))):
                 found = await self._outcomes(request, earlier, names) if is_quick else None
                 own = [] if found is None else _names_of(found)
                 # The second one of a name is judged when the first one has it.
@@ -217,6 +225,7 @@ class SubmissionService:
                 names.update(() if found is None else own)
                 outcomes.append(found)
             ready = [one for found in outcomes if found for one in found if isinstance(one, Ready)]
+            await meet()
             made = await self._make_all_of_many(ready)
         return [
             None
@@ -225,38 +234,32 @@ class SubmissionService:
             for found in outcomes
         ]
 
-    async def _takes_keys(self, request: Sequence[Planned], locks: AsyncExitStack) -> bool:
-        """Return whether nothing holds up this request, and no other one works on its client
-        keys."""
-        if any(waits_for_more(one.submission, one.plan) for one in request):
-            return False
-        for one in request:
-            key = one.submission.client_key
-            if key is None:
-                continue
+    async def _takes_keys(self, request: Request, locks: AsyncExitStack) -> bool:
+        """Return whether no other request works on the client keys of this one."""
+        for user, key in _keys_of(request):
             # A lock is there while anybody has it or waits for it. To wait here with those of
             # others could be a circle.
-            if (one.user.name, key) in self._submitting:
+            if (user, key) in self._submitting:
                 return False
-            await locks.enter_async_context(self._lock(one.user, key))
+            await locks.enter_async_context(self._lock(request.user, key))
         return True
 
     async def _outcomes(
         self,
-        request: Sequence[Planned],
+        request: Request,
         earlier: Mapping[tuple[str, str], RunState],
         names: Collection[str],
     ) -> list[Submitted | Exception | Ready]:
         """`names`: those that other requests of the message get."""
         found: list[Submitted | Exception | Ready] = []
         besides = set(names)
-        async for one in in_stretches(request):
-            key = _key_of(one)
+        async for one in in_stretches(request.submissions):
+            key = (request.user.name, one.client_key or "")
             try:
-                if key is not None and key in earlier:
-                    found.append(self._made_before(earlier[key], one.plan.configuration))
+                if key in earlier:
+                    found.append(self._made_before(earlier[key], one))
                 else:
-                    ready = await self._ready(one.submission, one.plan, one.user, besides)
+                    ready = await self._ready(one, request.user, besides)
                     found.append(ready)
                     besides.add(ready.state.run.name)
             # Also one that nobody has thought of: it is no reason to refuse the others.
@@ -287,7 +290,7 @@ class SubmissionService:
         return self._submitting.setdefault((user.name, client_key), asyncio.Lock())
 
     async def submit_together(
-        self, submissions: Sequence[Submission], *, user: User
+        self, submissions: Sequence[Submission], *, user: User, meet: Meet = at_once
     ) -> tuple[RunState, ...]:
         """Submit several runs as one act: all of them, or none. In `after`, a name among them means
         that run. Return their states in the order of the submissions.
@@ -295,16 +298,16 @@ class SubmissionService:
         The same client keys give the same runs again. Raises as `submit` does, with the number of
         the submission in the field.
         """
-        if not 1 <= len(submissions) <= MAX_TOGETHER:
-            raise Invalid(f"give 1 to {MAX_TOGETHER} runs", field="runs")
-        key = submissions[0].client_key
-        if key is None:
-            return await self._admit_together(submissions, user)
-        async with self._lock(user, key):
-            return await self._admit_together(submissions, user)
+        require_number(submissions)
+        keys = sorted({one.client_key for one in submissions if one.client_key is not None})
+        async with AsyncExitStack() as alone:
+            # As in `submit_all`: another request may have one of these keys alone.
+            for key in keys:
+                await alone.enter_async_context(self._lock(user, key))
+            return await self._admit_together(submissions, user, meet)
 
     async def _admit_together(
-        self, submissions: Sequence[Submission], user: User
+        self, submissions: Sequence[Submission], user: User, meet: Meet
     ) -> tuple[RunState, ...]:
         ready = [await self._member(n, one, user) for n, one in enumerate(submissions)]
         earlier = [one.earlier for one in ready if one.earlier is not None]
@@ -316,7 +319,7 @@ class SubmissionService:
         made: dict[str, RunState] = {}
         for number in order:
             name, asked = ready[number].name, ready[number].order
-            with _numbered(number):
+            with numbered(number):
                 after = await resolved(asked.plan, self._runs, user, together=made)
                 outputs = await taken(
                     asked.plan, after, self._runs, user, self._outputs, together=made
@@ -325,30 +328,33 @@ class SubmissionService:
                 made[name] = self._new(name, asked)
                 self._require_place(made[name])
                 await self._gateways.claim(made[name].run.service, name)
+        await meet()
         self._gate.require_present(user)
         try:
             await self._pipeline.admit_together([made[ready[number].name] for number in order])
         except NameTaken as error:
             raise self._names.taken(str(error), user) from None
+        # Each has ended meanwhile.
+        except ParentGone as error:
+            raise await self._parent_ended(str(error)) from None
         except PredecessorGone:
-            return await self._admit_together(submissions, user)  # it has ended meanwhile
+            return await self._admit_together(submissions, user, meet)
         return tuple([await self._runs.get(made[one.name].run.id) for one in ready])
 
     async def _member(self, number: int, submission: Submission, user: User) -> Member:
         """Return what is known of one of several submissions before their runs are made."""
-        with _numbered(number):
-            if submission.if_exists is not IfExists.ERROR:
-                raise Invalid("several runs at once are only submitted anew", field="if_exists")
-            plan = self._allowed(self._plans.of(submission), user)
+        with numbered(number):
+            require_new(submission)
+            plan = self._allowed(self._plan_of(submission), user)
             name = self._names.chosen(wanted_name(submission, plan))
             parent = await self._parent(submission.parent, user)
             order = Order(plan=plan, user=user, submission=submission, parent=parent)
             if submission.client_key is not None:
                 earlier = await self._earlier.of(user.name, submission.client_key)
                 if earlier is not None:
-                    written = mapping_of(submission.configuration)
-                    before = self._made_before(earlier, public(written))
+                    before = self._made_before(earlier, submission)
                     return Member(name=name, order=order, earlier=before.state)
+            require_time(plan, self._clock.now())
             live_id = self._names.live_id(name)
             if live_id is not None or self._names.takeovers.is_anothers(
                 name, (user.name, submission.client_key), live_id
@@ -364,7 +370,7 @@ class SubmissionService:
         Raises ConfigurationError, Invalid, Unprocessable (the band was not granted, or no gateway
         can serve it).
         """
-        plan = self._plans.of(submission)
+        plan = self._plan_of(submission)
         require_time(plan, self._clock.now())
         require_allowed(plan, user, self._secrets)
         name = self._names.chosen(wanted_name(submission, plan))
@@ -377,12 +383,12 @@ class SubmissionService:
     def planned(self, submission: Submission, *, user: User, present: Run | None = None) -> Plan:
         """Return the plan of a submission; nothing is stored. `present`: the live service that it
         changes. Raises as `would_make` does."""
-        return self._allowed(self._plans.of(submission), user, present)
+        return self._allowed(self._plan_of(submission), user, present)
 
     async def require_others(self, submission: Submission, user: User) -> None:
         """Raise NotFound or another refusal unless the runs are there that a submission waits for,
         and those whose outputs it takes. Raises StoreUnavailable."""
-        plan = self._plans.of(submission)
+        plan = self._plan_of(submission)
         after = await resolved(plan, self._runs, user)
         await taken(plan, after, self._runs, user, self._outputs)
 
@@ -390,27 +396,35 @@ class SubmissionService:
         """Raise Conflict unless all uploads of the plan are there."""
         await self._require_blobs(plan, user)
 
-    def _made_before(self, found: RunState, shown: Mapping[str, object]) -> Submitted:
-        """`shown`: the configuration without secrets."""
-        if found.run.configuration != shown:
+    def _made_before(self, found: RunState, submission: Submission) -> Submitted:
+        if found.run.configuration != _shown(submission):
             raise key_used(found.run.name)
         return Submitted(state=self._pipeline.runs.get(found.run.id, found))
 
-    async def _admit(self, submission: Submission, user: User) -> Submitted:
-        ready = await self._ready(submission, self._plans.of(submission), user)
+    def _plan_of(self, submission: Submission) -> Plan:
+        return self._plans.of(submission) if submission.plan is None else submission.plan
+
+    async def _admit(self, submission: Submission, user: User, meet: Meet) -> Submitted:
+        ready = await self._ready(submission, user, meet=meet)
         if isinstance(ready, Submitted):
             return ready
+        await meet()
         made = (await self._make_all([ready]))[ready.state.run.id]
         if isinstance(made, Exception):
             raise made
         return made
 
     async def _ready(
-        self, submission: Submission, plan: Plan, user: User, besides: Collection[str] = ()
+        self,
+        submission: Submission,
+        user: User,
+        besides: Collection[str] = (),
+        meet: Meet = at_once,
     ) -> Submitted | Ready:
         """Check everything before anything changes, but for the end of a run to be replaced.
         `besides`: names that runs before this one get in the same turn; a made-up name is none of
         them."""
+        plan = self._plan_of(submission)
         require_time(plan, self._clock.now())
         plan = self._allowed(plan, user)
         parent = await self._parent(submission.parent, user)
@@ -428,6 +442,10 @@ class SubmissionService:
         state = self._new(name, order)
         self._require_place(state)
         await self._require_blobs(plan, user)
+        if submission.if_exists is IfExists.REPLACE:
+            # A stop is committed with the runs of others. Nothing is awaited between the next look
+            # at who may have the name and the stop.
+            await meet()
         if wanted is None and self._names.live_id(name) is not None:
             # Another request made up the same name meanwhile.
             name = self._names.chosen(None, besides)
@@ -584,6 +602,18 @@ class SubmissionService:
         if live is None or live.service is None or run.service is None:
             return None
         return why_not_in_place(live, run.type, run.policy, run.service)
+
+
+def require_number(submissions: Sequence[Submission]) -> None:
+    """Raise Invalid unless they can be submitted as one act."""
+    if not 1 <= len(submissions) <= MAX_TOGETHER:
+        raise Invalid(f"give 1 to {MAX_TOGETHER} runs", field="runs")
+
+
+def require_new(submission: Submission) -> None:
+    """Raise Invalid for one of an act that takes a live run into account."""
+    if submission.if_exists is not IfExists.ERROR:
+        raise Invalid("several runs at once are only submitted anew", field="if_exists")
 
 
 def require_time(plan: Plan, now: float) -> None:

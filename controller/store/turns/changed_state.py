@@ -59,7 +59,9 @@ def changed_state(
 ) -> ChangedState:
     """Return what is stored of what changed. `known`: by run, the ids of the allocations whose end
     a reader has not seen."""
-    states = {state.run.id: state for state in queries.live_states(connection, changed.runs)}
+    chunks = queries.chunks(changed.runs)
+    found = (state for chunk in chunks for state in queries.live_states(connection, chunk))
+    states = {state.run.id: state for state in found}
     runs = {run_id: states.get(run_id) for run_id in changed.runs}
     return ChangedState(
         runs=runs,

@@ -251,7 +251,7 @@ def test_a_proxys_refusal_is_told_at_once(store: Store, tmp_path: Path, status: 
     assert store.begun == 1
 
 
-@pytest.mark.parametrize("end", [End.AWAY, 502, 503, 504])
+@pytest.mark.parametrize("end", [End.AWAY, 408, 502, 503, 504])
 def test_what_may_be_back_in_a_moment_is_waited_for(
     store: Store, tmp_path: Path, end: End | int
 ) -> None:

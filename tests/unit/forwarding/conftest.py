@@ -34,8 +34,10 @@ async def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 async def submitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[submitting.Bed]:
-    # However busy the machine is: a kept link is still used, and no message counts as slow.
+    # However busy the machine is: a kept link is still used, no message counts as slow, and its
+    # requests are ready within a moment.
     monkeypatch.setattr("common.proxy.upstream.IDLE_SECONDS", 3600.0)
     monkeypatch.setattr("controller.forwarding.submissions.batches.SLOW_SECONDS", 3600.0)
+    monkeypatch.setattr("controller.service.runs.shared_turns.MOMENT_SECONDS", 3600.0)
     async with submitting.opened_bed(tmp_path) as made:
         yield made

@@ -114,3 +114,22 @@ async def test_a_name_is_kept_or_replaced_as_the_leader_does_it(submitted: Bed) 
     # A run that waits for a node ends at once.
     assert status == 201
     assert replaced["id"] != run["id"]
+
+
+async def test_a_key_of_two_acts_at_once_makes_one_run(
+    submitted: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one waits for the first one, which waits for the second one for a moment only."""
+    leader, follower = await both(submitted)
+    monkeypatch.setattr("controller.service.runs.shared_turns.MOMENT_SECONDS", 0.0)
+    first = await on_the_way(leader, follower)
+    sending = []
+    for keys in ("ab", "b"):
+        runs = [{"configuration": TASK, "client_key": key} for key in keys]
+        sending.append(asyncio.create_task(follower.post("/v1/runs/together", {"runs": runs})))
+        await eventually(lambda: waiting_at(follower) == len(sending))
+    leader.goes_on.set()
+    await first
+    act, alone = [await one for one in sending]
+    assert (act[0], alone[0]) == (201, 201)
+    assert [one["id"] for one in alone[1]["runs"]] == [act[1]["runs"][1]["id"]]

@@ -156,22 +156,18 @@ async def test_what_can_be_refused_at_the_follower_has_the_leaders_words(
     assert (leader.messages, leader.passed_on.total()) == ([], 0)
 
 
-FILES = [{"local_path": "a", "path": "/a", "uploaded": ["0" * 64, "/"]}]
 PASSED_ON: list[tuple[str, object, dict[str, str]]] = [
     ("/v1/runs?colour=red", {"configuration": TASK}, {}),
     ("/v1/runs", {"configuration": TASK}, {"Content-Encoding": "gzip"}),
     ("/v1/runs", {"configuration": TASK}, {"Origin": "https://page.example"}),
     ("/v1/runs", {"configuration": {**TASK, "env": {"A": "a" * 70_000}}}, {}),
-    ("/v1/runs", {"configuration": TASK, "name": "replaced", "if_exists": "replace"}, {}),
-    ("/v1/runs", {"configuration": {**TASK, "outputs_from": ["none"]}}, {}),
-    ("/v1/runs", {"configuration": {**TASK, "type": "service", "port": 8000}}, {}),
-    ("/v1/runs", {"configuration": {**TASK, "files": FILES}}, {}),
-    ("/v1/runs/together", {"runs": [{"configuration": TASK}]}, {}),
+    ("/v1/runs:batch", {"runs": [{"configuration": {**TASK, "colour": "red"}}]}, {}),
+    ("/v1/runs:batch", {"runs": [{"configuration": TASK, "client_key": "a"}] * 2}, {}),
 ]
 
 
 @pytest.mark.parametrize(("path", "body", "headers"), PASSED_ON)
-async def test_what_is_odd_or_may_take_long_is_passed_on_as_it_came(
+async def test_what_is_odd_is_passed_on_as_it_came(
     submitted: Bed, path: str, body: object, headers: dict[str, str]
 ) -> None:
     leader, follower = await both(submitted)
@@ -361,10 +357,10 @@ async def test_an_error_about_one_of_a_message_is_the_answer_to_that_one_alone(
     def read(self: Admitting, data: bytes) -> Any:
         return planned(self, data[:-1] if b"unread" in data else data)
 
-    async def checked(self: Any, submission: Any, *more: Any) -> Any:
+    async def checked(self: Any, submission: Any, *more: Any, **named: Any) -> Any:
         if submission.name == "broken":
             raise KeyError("a fault of the controller")
-        return await ready(self, submission, *more)
+        return await ready(self, submission, *more, **named)
 
     def shown(service: Any, state: Any) -> Any:
         if state.run.name == "unshown":

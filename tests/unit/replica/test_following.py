@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from random import Random
 
@@ -25,8 +26,11 @@ from controller.scheduling.index import CapacityIndex
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service.machines.use import node_uses
 from controller.store.base import Changes
-from controller.store.reading import StoreReader
+from controller.store.errors import StoreUnavailable
+from controller.store.reading import Moment, StoreReader
 from controller.store.sql import SqlStore
+from controller.store.sqlite import DATABASE_NAME
+from controller.store.turns import notes
 from controller.store.turns.changed_state import Beginning
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AllocationState, AttemptStatus
@@ -174,6 +178,65 @@ async def a_leader(folder: Path) -> AsyncIterator[Leader]:
         await leader.following.close()
         await reader.close()
         await store.close()
+
+
+async def test_a_follower_that_nobody_asks_reads_only_what_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much that is: it read all that is live each half a minute."""
+    monkeypatch.setattr(reading, "NOTE_SECONDS", 0.01)
+    monkeypatch.setattr(reading, "MANY_CHANGED", 10)
+    monkeypatch.setattr(notes, "MAX_KEPT", 20)
+    random = Random(1)
+    async with a_leader(tmp_path) as leader:
+        following = leader.following
+        following.keep(wanted=True)
+        await eventually(lambda: following.is_loaded)
+        copy = await following.now()
+        for number in range(60):
+            await leader.pipeline.admit(waiting(f"run-{number}", leader.ids, random))
+            # No turn is removed before it is noted, and what was noted is read soon.
+            await eventually(lambda: following._noted_to.number == last_turn(tmp_path))
+            await eventually(lambda: len(following._noted.runs) < 10)
+        assert len(copy._pipeline.runs) >= 50
+        # A question reads the rest.
+        await leader.assert_is_followed()
+        assert leader.made == 1
+        # Nobody looks any more, and turns are missed.
+        following.keep(wanted=False)
+        following._is_wanted = True
+        await following.now()
+        for number in range(60, 160):
+            await leader.pipeline.admit(waiting(f"run-{number}", leader.ids, random))
+        await leader.assert_is_followed()
+        assert leader.made == 3
+
+
+def last_turn(folder: Path) -> int:
+    with closing(sqlite3.connect(folder / DATABASE_NAME)) as connection:
+        (number,) = connection.execute("SELECT max(number) FROM turns").fetchone()
+        return int(number)
+
+
+async def test_what_was_noted_is_read_after_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_leader(tmp_path) as leader:
+        following = leader.following
+        copy = await following.now()
+        await leader.pipeline.admit(waiting("one", leader.ids, Random(1)))
+        assert not await following._is_much_noted()
+
+        async def away(*_: object) -> object:
+            raise StoreUnavailable("it is away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Moment, "changed_state", away)
+            with pytest.raises(StoreUnavailable):
+                await following.now()
+        await leader.pipeline.admit(waiting("two", leader.ids, Random(1)))
+        await leader.assert_is_followed()
+        assert await following.now() is copy
 
 
 @pytest.mark.parametrize("seed", range(4))

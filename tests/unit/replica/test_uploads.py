@@ -18,6 +18,7 @@ import pytest
 import sqlalchemy as sa
 from aiohttp.test_utils import TestClient
 
+from controller.api.runs import blobs
 from controller.blob_bucket import BlobBucket
 from controller.blobs import BlobStore
 from controller.clock import SystemClock
@@ -229,23 +230,134 @@ async def test_a_body_that_is_cut_leaves_nothing(both: Controllers) -> None:
 
     with pytest.raises(aiohttp.ClientError):
         await said(both.bed.follower, "PUT", place(BIG), data=half())
-    await eventually(lambda: both.copies == [] and both.uploads._coming == 0)
+    await eventually(lambda: both.copies == [] and both.uploads._coming.total() == 0)
     assert (await said(both.bed.follower, "GET", place(BIG)))[0] == 404
 
 
-async def test_an_upload_of_which_nothing_comes_is_cut(
+@pytest.mark.parametrize("where", ["leader", "follower"])
+@pytest.mark.parametrize("rest", ["", "/parts"])
+async def test_an_upload_that_hardly_comes_is_refused_with_a_sentence(
+    both: Controllers, monkeypatch: pytest.MonkeyPatch, where: str, rest: str
+) -> None:
+    """It would keep room from others; and a machine that vanished says nothing."""
+    over = asyncio.Event()
+
+    async def drops() -> AsyncIterator[bytes]:
+        yield in_parts(OLD, *in_cuts(OLD))[:2000]
+        # It always comes in time for the next look, and never brings enough.
+        while not over.is_set():
+            yield b"x"
+            await asyncio.wait((waits,), timeout=0.05)
+
+    waits = asyncio.create_task(over.wait())
+    monkeypatch.setattr(blobs, "PACE_SECONDS", 0.5)
+    client = both.bed.leader if where == "leader" else both.bed.follower
+    status, answer = await said(client, "PUT", place(OLD, rest), data=drops())
+    over.set()
+    await waits
+    assert (status, answer["error"]["code"]) == (408, "upload_too_slow")
+    assert "at least 256 KiB must" in answer["error"]["message"]
+    await eventually(lambda: both.copies == [] and both.uploads._coming.total() == 0)
+
+
+async def test_an_upload_that_comes_slowly_and_fast_enough_is_taken(
     both: Controllers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine that vanished says nothing."""
+    monkeypatch.setattr(blobs, "PACE_SECONDS", 3600.0)
+    monkeypatch.setattr(blobs, "MIN_BYTES", 100)
+    paces = []
+    timeout = asyncio.timeout
 
-    async def half() -> AsyncIterator[bytes]:
+    async def slow() -> AsyncIterator[bytes]:
+        for at in range(0, len(BIG), 10_000):
+            yield BIG[at : at + 10_000]
+            await eventually(lambda: both.copies != [])
+
+    def noted(delay: float | None) -> asyncio.Timeout:
+        if delay is not None and delay > 1000:
+            paces.append(delay)
+        return timeout(delay)
+
+    monkeypatch.setattr(asyncio, "timeout", noted)
+    assert (await said(both.bed.follower, "PUT", place(BIG), data=slow()))[0] == 200
+    # Each piece begins the time again.
+    assert set(paces) == {3600.0}
+
+
+async def test_a_controller_that_stood_still_blames_no_upload_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Paused:
+        """Its first wait is over long after its time."""
+
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def __aiter__(self) -> Paused:
+            return self
+
+        async def __anext__(self) -> bytes:
+            self.asked += 1
+            if self.asked == 1:
+                await asyncio.Event().wait()
+            if self.asked == 2:
+                return b"a"
+            raise StopAsyncIteration
+
+    monkeypatch.setattr(blobs, "PACE_SECONDS", 0.01)
+    # Any time is late.
+    monkeypatch.setattr(blobs, "_LATE_SECONDS", -1.0)
+    assert [piece async for piece in blobs._paced(Paused())] == [b"a"]
+
+
+async def test_one_user_leaves_as_much_room_to_others_as_his_uploads_take(
+    both: Controllers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower, over = both.bed.follower, asyncio.Event()
+    # Of three uploads, and nearly a fourth one.
+    free = following.MIN_FREE_BYTES + 4 * LIMIT - 1
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, free))
+
+    async def idle(content: bytes) -> AsyncIterator[bytes]:
+        yield content[:1000]
+        await over.wait()
+        yield content[1000:]
+
+    first = asyncio.create_task(said(follower, "PUT", place(BIG), data=idle(BIG)))
+    await eventually(lambda: both.uploads._coming.total() == LIMIT)
+    # With a second one, he would have more than what is left to others.
+    assert (await said(follower, "PUT", place(CONTENT), data=CONTENT))[0] == 200
+    assert (await said(follower, "PUT", place(BIG), data=BIG))[0] == TO_THE_LEADER
+    assert (await said(follower, "PUT", place(BIG), ADMIN_TOKEN, data=BIG))[0] == 200
+    over.set()
+    assert (await first)[0] == 200
+    assert (both.uploads._coming, both.uploads._begun) == ({}, {})
+    assert (await said(follower, "PUT", place(BIG), data=BIG))[0] == 200
+
+
+async def test_what_an_upload_is_joined_with_counts_to_its_users_share_alone(
+    both: Controllers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower, over, changed = both.bed.follower, asyncio.Event(), b"n" * 10_000
+    whole, joined = in_parts(OLD, *in_cuts(OLD)), in_parts(NEW, changed)
+    assert (await said(follower, "PUT", place(OLD, "/parts"), data=whole))[0] == 200
+
+    async def idle() -> AsyncIterator[bytes]:
         yield BIG[:1000]
-        await asyncio.Event().wait()
+        await over.wait()
+        yield BIG[1000:]
 
-    monkeypatch.setattr(following, "STALLED_SECONDS", 0.2)
-    with pytest.raises(aiohttp.ClientError):
-        await said(both.bed.follower, "PUT", place(BIG), data=half())
-    await eventually(lambda: both.copies == [] and both.uploads._coming == 0)
+    free = following.MIN_FREE_BYTES + 3 * LIMIT
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, free))
+    first = asyncio.create_task(said(follower, "PUT", place(BIG), data=idle()))
+    await eventually(lambda: both.uploads._coming.total() == LIMIT)
+    with pytest.raises(aiohttp.ServerDisconnectedError):
+        await said(follower, "PUT", place(NEW, "/parts"), data=joined)
+    # He gets to the leader, and the others here.
+    assert (await said(follower, "PUT", place(NEW, "/parts"), data=joined))[0] == TO_THE_LEADER
+    assert (await said(follower, "PUT", place(CONTENT), ADMIN_TOKEN, data=CONTENT))[0] == 200
+    over.set()
+    assert (await first)[0] == 200
 
 
 @pytest.mark.parametrize("how", ["leads", "other origin", "compressed", "database"])
@@ -353,7 +465,7 @@ async def test_one_in_parts_takes_the_room_of_what_it_is_joined_with(
         await said(follower, "PUT", place(NEW, "/parts"), data=joined)
     # Its client begins again.
     assert (await said(follower, "PUT", place(NEW, "/parts"), data=joined))[0] == TO_THE_LEADER
-    assert (both.copies, both.uploads._coming) == ([], 0)
+    assert (both.copies, both.uploads._coming.total()) == ([], 0)
     both.uploads._away_until, free = 0.0, free + 1
     assert (await said(follower, "PUT", place(NEW, "/parts"), data=joined))[0] == 200
     # The next one fetches nothing.
