@@ -271,6 +271,11 @@ class UpgradedAnswer(OpenAnswer):
         self._hold_back(self._held)
         self._wake()
 
+    def begin_again(self) -> None:
+        """Expect the answer to another request."""
+        self.headers, self.status = {}, 0
+        self._head, self._is_over = 0, False
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
@@ -293,6 +298,17 @@ async def open_upgraded(
 ) -> UpgradedAnswer:
     """Do the same as `open_answer` with a request that asks for an upgrade."""
     return await _opened(UpgradedAnswer(), dial, _request(host, path, headers), within)
+
+
+async def upgrade(
+    answer: UpgradedAnswer, host: str, path: str, headers: Mapping[str, str], within: float
+) -> None:
+    """Do the same on the connection of an answer that was read to its end. Raises OSError also when
+    the other side has closed it meanwhile."""
+    answer.begin_again()
+    async with asyncio.timeout(within):
+        answer.send(_request(host, path, headers))
+        await answer.read_head()
 
 
 def _request(host: str, path: str, headers: Mapping[str, str]) -> bytes:

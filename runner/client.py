@@ -32,6 +32,7 @@ from common.open_answers import (
     UpgradedAnswer,
     open_answer,
     open_upgraded,
+    upgrade,
 )
 from common.streams import PortStream, StreamReader, StreamWriter
 from fairlead.connections.websocket import (
@@ -286,36 +287,45 @@ class RunnerClient:
 
         Raises RunnerError `too_slow` when this side read nothing for too long.
         """
-        if not offset:  # the first page, which a runner that has only just come up gives first
-            page = await self.logs(0, wait=FIRST_PAGE_WAIT)
-            if page.frames and page.end is not None:
-                yield page.frames
-                offset = page.end
-            if page.complete and page.end is not None:
-                return
-            del page  # what follows may wait for as long as the job runs
         if self._dial_answer is None:
             raise RunnerUnavailable("this connection cannot follow a log")
-        path, key = f"/v1/logs/ws?offset={offset}", new_key()
-        headers = handshake(key)
+        within = REQUEST_TIMEOUT + FIRST_PAGE_WAIT
+        first = f"/v1/logs?offset=0&wait={FIRST_PAGE_WAIT:.0f}"
         with self._transport():
+            socket = None
             try:
-                socket = await open_upgraded(
-                    self._dial_answer, "runner", path, headers, REQUEST_TIMEOUT
-                )
-                try:
-                    if socket.status != 101:
-                        text = f"the log cannot be followed from offset {offset}"
-                        raise RunnerError("refused", text, socket.status)
-                    _require_accepted(key, socket)
-                    async with aclosing(_messages(socket)) as messages:
-                        async for message in messages:
-                            yield message
-                            del message  # the next one may be long in coming
-                finally:
-                    socket.close()
+                # The first page, which a runner that has only just come up gives first. The rest
+                # comes on the same connection: over SSH, each one is a channel more.
+                if not offset:
+                    async with asyncio.timeout(within):
+                        socket = await open_upgraded(self._dial_answer, "runner", first, {}, within)
+                        page = await _page_of(socket)
+                    if page.frames and page.end is not None:
+                        yield page.frames
+                        offset = page.end
+                    if page.complete and page.end is not None:
+                        return
+                    del page  # what follows may wait for as long as the job runs
+                path, key = f"/v1/logs/ws?offset={offset}", new_key()
+                if socket is None:
+                    socket = await open_upgraded(
+                        self._dial_answer, "runner", path, handshake(key), REQUEST_TIMEOUT
+                    )
+                else:
+                    await upgrade(socket, "runner", path, handshake(key), REQUEST_TIMEOUT)
+                if socket.status != 101:
+                    text = f"the log cannot be followed from offset {offset}"
+                    raise RunnerError("refused", text, socket.status)
+                _require_accepted(key, socket)
+                async with aclosing(_messages(socket)) as messages:
+                    async for message in messages:
+                        yield message
+                        del message  # the next one may be long in coming
             except (InvalidAnswer, Violation) as error:
                 raise RunnerError("bad_answer", str(error), 502) from error
+            finally:
+                if socket is not None:
+                    socket.close()
 
     async def connect_port(self, port: int) -> PortStream:
         """Connect to a port on the job's loopback; the caller closes it. Raises RunnerError
@@ -398,14 +408,22 @@ def _whole(text: str | None) -> int | None:
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
-async def _body_of(answer: OpenAnswer) -> bytes:
+async def _body_of(answer: OpenAnswer, most: int = _MAX_ANSWER) -> bytes:
     """Read the body, up to a limit: a job may answer in the runner's place."""
     body = bytearray()
     while piece := await answer.read(SILENCE):
         body += piece
-        if len(body) > _MAX_ANSWER:
-            raise RunnerError("bad_answer", f"an answer of more than {_MAX_ANSWER} bytes", 502)
+        if len(body) > most:
+            raise RunnerError("bad_answer", f"an answer of more than {most} bytes", 502)
     return bytes(body)
+
+
+async def _page_of(answer: UpgradedAnswer) -> LogPage:
+    body = await _body_of(answer, _MAX_PAGE)
+    _raise_for_error(answer.status, body)
+    headers, answer.headers = answer.headers, {}  # its connection may be open for days
+    is_complete = headers.get(LOG_COMPLETE_HEADER.lower()) == "true"
+    return LogPage(body, is_complete, _whole(headers.get(LOG_END_HEADER.lower())))
 
 
 def _refusal(status: int, body: bytes) -> RunnerError:

@@ -74,12 +74,14 @@ class SegmentWriter:
         self._closed = False
         self._one_at_a_time = threading.Lock()
 
-    def open(self) -> None:
-        """Continue where the last writer stopped. Raises OSError."""
+    def open(self) -> bool:
+        """Continue where the last writer stopped; return whether the log is complete. Raises
+        OSError."""
         with self._one_at_a_time:
             if self._closed:
-                return
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                return False
+            if self._begin():
+                return False
             starts = log_segments.starts_in(self._folder)
             self._start = starts[-1] if starts else 0
             path = log_segments.path(self._folder, self._start)
@@ -88,6 +90,19 @@ class SegmentWriter:
             # A crash in a write leaves half a frame, and the next one would follow it.
             self._cut_back()
             self._let_go()
+            return (self._folder / COMPLETE_NAME).exists()
+
+    def _begin(self) -> bool:
+        """Make the folder; return whether there was none, and its first segment is made too."""
+        try:
+            self._folder.mkdir(mode=0o700)
+        except FileExistsError:
+            return False
+        except FileNotFoundError:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return False
+        os.close(_open(log_segments.path(self._folder, 0)))
+        return True
 
     def append(self, frames: Sequence[Frame], encoded: bytes | None = None) -> Written | None:
         """Write the frames that are not stored yet, and return them; `encoded` are all of them, if

@@ -86,6 +86,8 @@ class LogWriter:
         self._parts: PartWriter | None = None
         self._decoder = Decoder()
         self._is_closed = False
+        self.is_complete = False
+        """Whether the log here was complete when this writer was opened."""
 
     @property
     def is_for_bucket(self) -> bool:
@@ -108,7 +110,7 @@ class LogWriter:
 
     async def open(self) -> None:
         self._parts = await self._store.part_writer(self._attempt_id)
-        await self._store.in_thread(self._writer.open)
+        self.is_complete = await self._store.in_thread(self._writer.open)
 
     async def append(self, data: bytes) -> list[Frame]:
         """Append a piece of a stream of frames; return those that are whole now.
@@ -255,6 +257,17 @@ class LogStore:
         self._left.pop(attempt_id, None)
         self._writers[attempt_id] = writer
         return writer
+
+    async def writer_of_rest(self, attempt_id: str) -> LogWriter | None:
+        """Return a writer as `writer` does; None: the log is complete. Raises OSError."""
+        # What is here of a log in a bucket may be older, so that is asked before anything is cut.
+        if self._bucket is not None and await self.is_complete(attempt_id):
+            return None
+        writer = await self.writer(attempt_id)
+        if not writer.is_complete:
+            return writer
+        await writer.close()
+        return None
 
     async def part_writer(self, attempt_id: str) -> PartWriter | None:
         """Return what puts this log into the bucket; None: there is no bucket."""

@@ -175,6 +175,13 @@ def _container(spec: JobSpec) -> ContainerOptions:
     return msgspec.structs.replace(spec.container, user=spec.user)
 
 
+def may_have_ssh(context: AttemptContext, cluster_key: str | None) -> bool:
+    """Return whether the attempt's container has an SSH server, given a key for terminals."""
+    spec = context.job.spec
+    asked = bool(spec.ssh_keys or cluster_key) or spec.ssh != SshMode.AUTO
+    return asked and spec.ssh != "off" and not _reuses(context)
+
+
 def _ssh(spec: JobSpec, cluster_key: str | None, terminal_key: str | None) -> SshRequest | None:
     """Return the SSH settings; None when SSH is off, or there is no key and it was not asked for.
 

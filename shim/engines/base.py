@@ -262,6 +262,10 @@ class Engine(Protocol):
     ) -> ImageInfo:
         """Pull an image. Raises ImageError. Cancelling aborts the download."""
 
+    def expect(self, image: ImageInfo) -> None:
+        """Begin what has to be known of an image before its first container starts, since one may
+        be made soon. `create` needs no such call."""
+
     async def ask_registry(
         self, reference: str, digest: str | None, auth: RegistryAuth | None
     ) -> None:

@@ -181,6 +181,9 @@ class ProcessEngine:
     ) -> ImageInfo:
         return ImageInfo(id=reference)
 
+    def expect(self, image: ImageInfo) -> None:
+        """Do nothing: there are no images."""
+
     async def ask_registry(
         self, reference: str, digest: str | None, auth: RegistryAuth | None
     ) -> None:

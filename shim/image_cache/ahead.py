@@ -198,12 +198,13 @@ class ImagesAhead:
                 pause = min(pause, image.retry_at - now)
                 continue
             try:
-                is_here = await self._engine.local_image(image.reference) is not None
+                found = await self._engine.local_image(image.reference)
             except EngineError as error:
                 self._failed(image, error)
                 pause = min(pause, self._limits.first_pause)
                 continue
-            if is_here:
+            if found is not None:
+                self._engine.expect(found)
                 self._enter(image, ImageState.HERE)
             # Counted again each time: a new list may have come meanwhile.
             elif self._may_begin(image):

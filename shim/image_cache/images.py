@@ -144,6 +144,7 @@ class Images:
             self._looking -= 1
         if image is not None:
             self._holders[holder] = image.id
+            self._engine.expect(image)
         return image
 
     async def let_go(self, holder: str, reference: str) -> None:
@@ -283,11 +284,13 @@ class Images:
                         limit.reschedule(loop.time() + self._stall)
                     tell(now)
 
-                return await self._engine.pull(reference, auth, progress)
+                image = await self._engine.pull(reference, auth, progress)
         except TimeoutError:
             raise ImageError(
                 f"pulling {reference} made no progress for {self._stall:g} s", ImageProblem.STALLED
             ) from None
+        self._engine.expect(image)
+        return image
 
     async def _make_room(self) -> None:
         await self.collect(until=self._watermarks.low if self._watermarks else 0.0)

@@ -62,6 +62,8 @@ class MemoryHost:
         self.pull_gate = asyncio.Event()
         self.pull_gate.set()
         self.log: list[str] = []
+        self.expected: list[str] = []
+        """The images of which a container may start soon, by their ids."""
 
 
 class MemoryEngine:
@@ -116,6 +118,9 @@ class MemoryEngine:
         progress(PullProgress(downloaded=100, total=100))
         self.host.local[reference] = image
         return image
+
+    def expect(self, image: ImageInfo) -> None:
+        self.host.expected.append(image.id)
 
     async def ask_registry(
         self, reference: str, digest: str | None, auth: RegistryAuth | None

@@ -71,6 +71,7 @@ class TaskSubmitter:
     async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
         attempt = context.attempt
         key = self._clusters.key(context)
+        public = None if key is None else key.public
         try:
             sent = context.with_secrets(self._secrets)
         except SecretMissing as error:
@@ -79,11 +80,7 @@ class TaskSubmitter:
         try:
             info = await connection.shim.put_task(
                 attempt.id,
-                to_node.task_request(
-                    sent,
-                    None if key is None else key.public,
-                    self._clusters.terminal_key(context),
-                ),
+                to_node.task_request(sent, public, self._terminal_key(context, public)),
                 fence=self._fence,
                 incarnation=context.incarnation_number,
             )
@@ -101,6 +98,11 @@ class TaskSubmitter:
         supplied = msgspec.structs.replace(info, needs_credentials=False)
         for report in from_node.task_reports(supplied):
             self._pipeline.post(report)
+
+    def _terminal_key(self, context: AttemptContext, cluster_key: str | None) -> str | None:
+        # To derive it is a tenth of what a task costs that no SSH server needs it for.
+        has_ssh = to_node.may_have_ssh(context, cluster_key)
+        return self._clusters.terminal_key(context) if has_ssh else None
 
     def _refused(self, context: AttemptContext, reason: Reason, message: str) -> None:
         self._pipeline.post(

@@ -173,9 +173,9 @@ class LogCollector:
 
     async def _collect(self, context: AttemptContext, connection: NodeConnection) -> None:
         attempt = context.attempt
-        # Complete on disk and not committed: a controller ended in between.
-        if not await self._logs.is_complete(attempt.id):
-            writer = await self._logs.writer(attempt.id)
+        writer = await self._logs.writer_of_rest(attempt.id)
+        # None: complete on disk and not committed. A controller ended in between.
+        if writer is not None:
             links = Links(self._pipeline, context)
             try:
                 if attempt.seen.container_gone:

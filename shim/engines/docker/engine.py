@@ -96,7 +96,7 @@ class DockerEngine:
         self.exits = Exits(self._call, lambda: self._api, dialect)
         self._images = DockerImages(self._call, self._in_our_words, dialect)
         self._oci_runtime = OciRuntime(settings, install_id, dialect.kind, self._in_our_words)
-        self._user_files = UserFiles(f"fairlead-look-{install_id}")
+        self._user_files = UserFiles(self._call, f"fairlead-look-{install_id}")
         self._networks: ChosenNetworks | None = None
         """None until the engine is open."""
 
@@ -121,6 +121,7 @@ class DockerEngine:
         request.require_oci_runtime(self._settings.oci_runtime, info)
         self._cores = float(info.get("NCPU", 0))
         self._images.open(self._api, folder_of(info), self._connect_to_pull)
+        self._user_files.open(self._api)
         self._follower = EventFollower(
             lambda: self._api.events(
                 decode=True,
@@ -150,6 +151,7 @@ class DockerEngine:
         self._networks = await chooser.open()
 
     async def close(self) -> None:
+        await self._user_files.close()
         await self._oci_runtime.close()
         if self._networks is not None:
             await self._networks.close()
@@ -191,6 +193,9 @@ class DockerEngine:
         progress: Callable[[PullProgress], None],
     ) -> ImageInfo:
         return await self._images.pull(reference, auth, progress)
+
+    def expect(self, image: ImageInfo) -> None:
+        self._user_files.expect(image.id)
 
     async def ask_registry(
         self, reference: str, digest: str | None, auth: RegistryAuth | None
@@ -235,14 +240,21 @@ class DockerEngine:
         await self._opened.remove(run_id)
 
     async def create(self, spec: ContainerSpec) -> str:
-        name = containers.name_of(spec.task_id)
         if self._dialect.makes_missing_sources:
             await self._in_thread(lambda: containers.check_sources(spec, self._settings.runtime))
+        made = asyncio.ensure_future(self._made(spec))
+        # To make a container opens nothing of its image. Both have ended when this returns.
+        await together(self._check_users(spec), made)
+        return made.result()
+
+    async def _check_users(self, spec: ContainerSpec) -> None:
         try:
-            if self._user_files.must_look(spec):
-                await self._call(lambda: self._user_files.look(self._api, spec))
+            await self._user_files.check(spec)
         except EngineError as error:
             raise faults.of_create(error) from None
+
+    async def _made(self, spec: ContainerSpec) -> str:
+        name = containers.name_of(spec.task_id)
         try:
             made = await self._created(spec, await self._oci_runtime.name())
         except Conflict as conflict:

@@ -477,6 +477,7 @@ def _by_repository(names: list[str] | None) -> dict[str, str]:
     return {repository_of(name): name for name in reversed(names or ())}
 
 
+Mounts = Sequence[MountSpec]
 _USER_FILES = ("/etc/passwd", "/etc/group")
 _PATH_STAT = "X-Docker-Container-Path-Stat"
 _IS_LINK, _IS_SPECIAL = 1 << 27, 0x0F280000
@@ -504,18 +505,20 @@ class UserFiles:
     For a FIFO they wait for ever, with the container's lock held: no call about it ends, and nobody
     can remove it. A device does what it does when it is opened; a watchdog restarts the machine. So
     they are looked at before the first start of each image, and where a mount may bring others, on
-    the way of a link, too.
+    the way of a link, too. To make a container opens none of them.
 
-    It remembers the images that were looked at. Blocking; `api` is a client of docker-py. Names of
-    containers which are made to be looked at, and removed again, begin with `name`.
+    It remembers the images that were looked at. Names of containers which are made to be looked at,
+    and removed again, begin with `name`.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, call: Call, name: str) -> None:
+        self._call = call
         self._name = name
+        self._api: Any = None
         self._known: dict[str, frozenset[str]] = {}
         """The paths on the way to the image's files, by its id."""
-        self._looking: dict[str, threading.Lock] = {}
-        """By the image's id: one that takes long holds up no other."""
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        """By the image's id: tasks that come together often have one image."""
         self._lock = threading.Lock()
         """For the next two."""
         self._used = set[str]()
@@ -523,34 +526,61 @@ class UserFiles:
         self._may_be_left = True
         """A crash, or an engine that did not answer, may have left containers."""
 
-    def must_look(self, spec: ContainerSpec) -> bool:
-        known = self._known.get(spec.image)
-        return known is None or bool(_covering(spec.mounts, known))
+    def open(self, api: Any) -> None:
+        """Begin. `api` is a client of docker-py."""
+        self._api = api
 
-    def look(self, api: Any, spec: ContainerSpec) -> None:
+    async def close(self) -> None:
+        for looking in (looks := tuple(self._looking.values())):
+            looking.cancel()
+        await asyncio.gather(*looks, return_exceptions=True)
+
+    def expect(self, image: str) -> None:
+        """Begin to look at an image, by its id, of which a container may start soon. What is found
+        is told to `check`."""
+        if image not in self._known:
+            self._look(image)
+
+    async def check(self, spec: ContainerSpec) -> None:
         """Raise EngineError if the engine must not open one of them."""
-        # One after the other: tasks that come together often have one image.
-        with self._looking.setdefault(spec.image, threading.Lock()):
-            if spec.image not in self._known:
-                # dockerd reads what is below the mounts, the OCI runtime what is in them.
-                self._known[spec.image] = self._check(api, spec.image, (), _USER_FILES)
+        if spec.image not in self._known:
+            # It is for all tasks with this image, of which one may be cancelled.
+            await asyncio.shield(self._look(spec.image))
         way, mounts = self._known[spec.image], list[MountSpec]()
         # A volume may have links into another one.
         while more := [one for one in _covering(spec.mounts, way) if one not in mounts]:
             # To look past a file's mount, dockerd 28 opens what is in its place.
-            self._check(api, spec.image, mounts, [one.target for one in more])
+            await self._ways(spec.image, mounts, [one.target for one in more])
             mounts += more
-            way |= self._check(api, spec.image, mounts, _USER_FILES)
+            way |= await self._ways(spec.image, mounts, _USER_FILES)
 
-    def _check(
-        self, api: Any, image: str, mounts: Sequence[MountSpec], files: Iterable[str]
-    ) -> frozenset[str]:
+    def _look(self, image: str) -> asyncio.Task[None]:
+        looking = self._looking.get(image)
+        if looking is None:
+            looking = asyncio.create_task(self._look_at(image), name=f"users of {image}")
+            self._looking[image] = looking
+            looking.add_done_callback(lambda ended: self._looked(image, ended))
+        return looking
+
+    def _looked(self, image: str, ended: asyncio.Task[None]) -> None:
+        # Whoever comes now tries again: an engine that was away says nothing about the image.
+        del self._looking[image]
+        if not ended.cancelled():
+            ended.exception()  # asyncio logs an error that nobody took
+
+    async def _look_at(self, image: str) -> None:
+        # dockerd reads what is below the mounts, the OCI runtime what is in them.
+        self._known[image] = await self._ways(image, (), _USER_FILES)
+
+    async def _ways(self, image: str, mounts: Mounts, files: Iterable[str]) -> frozenset[str]:
+        return await self._call(partial(self._check, image, tuple(mounts), files))
+
+    def _check(self, image: str, mounts: Mounts, files: Iterable[str]) -> frozenset[str]:
         """Return the paths on the way to these files. Raises EngineError if one must not be
         opened."""
-        host = api.create_host_config(
-            network_mode="none", mounts=[request.mount(one) for one in mounts]
-        )
-        with self._container_name(api) as name:
+        api, asked = self._api, [request.mount(one) for one in mounts]
+        host = api.create_host_config(network_mode="none", mounts=asked)
+        with self._container_name() as name:
             made = api.create_container(
                 image, ["-"], name=name, network_disabled=True, host_config=host
             )
@@ -567,13 +597,13 @@ class UserFiles:
                     self._may_be_left = True
 
     @contextlib.contextmanager
-    def _container_name(self, api: Any) -> Iterator[str]:
+    def _container_name(self) -> Iterator[str]:
         """Yield a name of its own: a container that the engine makes for minutes, as it copies what
         an image has below a VOLUME, is in no other one's way."""
         name = f"{self._name}-{secrets.token_hex(4)}"
         with self._lock:
             if self._may_be_left:
-                self._remove_left(api)
+                self._remove_left()
                 self._may_be_left = False
             self._used.add(name)
         try:
@@ -586,13 +616,13 @@ class UserFiles:
             with self._lock:
                 self._used.discard(name)
 
-    def _remove_left(self, api: Any) -> None:
+    def _remove_left(self) -> None:
         names = f"^/?{re.escape(self._name)}(-[0-9a-f]{{8}})?$"
-        for one in api.containers(all=True, filters={"name": names}):
+        for one in self._api.containers(all=True, filters={"name": names}):
             if self._used.isdisjoint(name.removeprefix("/") for name in one["Names"]):
                 # It may be ending, or gone.
                 with contextlib.suppress(docker.errors.APIError):
-                    api.remove_container(one["Id"], v=True, force=True)
+                    self._api.remove_container(one["Id"], v=True, force=True)
 
 
 def _covering(mounts: Iterable[MountSpec], paths: Iterable[str]) -> list[MountSpec]:

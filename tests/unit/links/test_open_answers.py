@@ -13,6 +13,7 @@ import pytest
 
 from common import open_answers
 from common.open_answers import InvalidAnswer, OpenAnswer, UpgradedAnswer
+from tests.support.waiting import LONG
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 MOST = 1000
@@ -297,3 +298,29 @@ async def test_an_upgrade_that_nobody_asked_for_is_no_answer(answer: OpenAnswer)
     answer.data_received(b"HTTP/1.1 101 X\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n")
     with pytest.raises(InvalidAnswer):
         await answer.read()
+
+
+async def test_an_answer_is_upgraded_after_another_one_on_its_connection(transport: Any) -> None:
+    answer = UpgradedAnswer()
+    answer.connection_made(transport)
+    answer.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nA: b\r\n\r\none")
+    assert (await answer.read(), await answer.read()) == (b"one", b"")
+    upgrading = asyncio.create_task(open_answers.upgrade(answer, "here", "/up", {"C": "d"}, LONG))
+    await asyncio.sleep(0)
+    sent = b"GET /up HTTP/1.1\r\nHost: here\r\nC: d\r\n\r\n"
+    transport.write.assert_called_once_with(sent)
+    head = b"HTTP/1.1 101 Switching\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    answer.data_received(head + b"raw")
+    await upgrading
+    assert (answer.status, "a" in answer.headers) == (101, False)
+    assert await answer.read() == b"raw"
+
+
+async def test_a_connection_that_closes_between_two_answers_is_lost(transport: Any) -> None:
+    answer = UpgradedAnswer()
+    answer.connection_made(transport)
+    answer.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    assert await answer.read() == b""
+    answer.connection_lost(None)
+    with pytest.raises(ConnectionResetError):
+        await open_answers.upgrade(answer, "here", "/up", {}, LONG)

@@ -209,6 +209,23 @@ async def test_a_final_attempt_ends_its_followers_though_the_log_is_not_complete
     assert await collect(logs.follow(ATTEMPT, 0)) == numbers(0)
 
 
+async def test_a_complete_log_has_no_writer_of_the_rest_and_the_next_writer_comes(
+    logs: LogStore,
+) -> None:
+    writer = await logs.writer_of_rest(ATTEMPT)
+    assert writer is not None
+    await writer.append(frame(0))
+    await writer.close()
+    again = await logs.writer_of_rest(ATTEMPT)
+    assert again is not None
+    assert again.end == 10
+    await again.close()
+    await logs.complete(ATTEMPT)
+    assert await logs.writer_of_rest(ATTEMPT) is None
+    async with writing(logs) as later:
+        assert (later.is_complete, later.end) == (True, 10)
+
+
 async def test_the_next_writer_waits_until_the_last_one_is_closed(logs: LogStore) -> None:
     first = await logs.writer(ATTEMPT)
     opening = asyncio.create_task(logs.writer(ATTEMPT))

@@ -441,6 +441,18 @@ def test_a_job_without_a_users_key_has_ssh_for_terminals_if_it_asked_for_it(
     assert (request.ssh is not None) is starts
 
 
+@pytest.mark.parametrize("ssh", ["auto", "embedded", "install", "off"])
+@pytest.mark.parametrize("keys", [(), ("ssh-ed25519 UUUU",)])
+@pytest.mark.parametrize("clusters", [None, "ssh-ed25519 AAAA"])
+def test_a_key_for_terminals_is_made_for_the_jobs_alone_that_get_it(
+    ssh: str, keys: tuple[str, ...], clusters: str | None
+) -> None:
+    state = placed(submitted(Group(name="main", nodes=1), ssh=ssh, ssh_keys=keys), "n1")
+    one = context(state, 0)
+    request = to_node.task_request(one, clusters, "ssh-ed25519 TTTT")
+    assert to_node.may_have_ssh(one, clusters) is (request.ssh is not None)
+
+
 def test_no_key_where_ssh_is_off() -> None:
     state = placed(submitted(Group(name="main", nodes=2, gang_size=2), ssh="off"), "n1", "n2")
     assert CLUSTERS.key(context(state, 0)) is None

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
@@ -152,6 +152,23 @@ async def test_a_pipe_in_place_of_a_segment_does_not_hold_the_runner_up(tmp_path
         await run_job(client, a_job(f"mkfifo {logs}/{0:020d}.seg; echo hello"))
         frames = await followed(client)
     assert [(f.stream, f.offset, f.end) for f in frames] == [(Stream.MARKER, 0, len("hello\n"))]
+
+
+async def test_a_log_is_followed_from_its_beginning_on_one_connection(tmp_path: Path) -> None:
+    dialled = list[asyncio.Protocol]()
+    async with a_runner(tmp_path) as (_, client), a_session(tmp_path / "runner.sock") as session:
+        dial = dial_to(tmp_path / "runner.sock")
+
+        async def dial_and_note(make: Callable[[], asyncio.Protocol]) -> None:
+            dialled.append(made := make())
+            await dial(lambda: made)
+
+        following = asyncio.create_task(followed(RunnerClient(session, dial_answer=dial_and_note)))
+        await client.submit(a_job("echo one; seq 1 100000"))
+        await client.run()
+        frames = await following
+    assert payload(frames) == b"one\n" + b"".join(b"%d\n" % n for n in range(1, 100_001))
+    assert len(dialled) == 1
 
 
 async def test_an_offset_after_the_end_is_refused(tmp_path: Path) -> None:

@@ -119,6 +119,16 @@ async def test_nobody_gets_an_image_through_the_password_of_another(world: World
         await ben
 
 
+async def test_the_engine_expects_a_container_of_an_image_that_a_task_finds_or_pulls(
+    world: World,
+) -> None:
+    await world.pull("a", "t1")
+    assert world.host.expected == ["id-a"]
+    assert await world.images.local("b", "t2") is None
+    assert await world.images.local("a", "t2") is not None
+    assert world.host.expected == ["id-a", "id-a"]
+
+
 async def test_the_answer_of_an_early_look_is_given_once(world: World) -> None:
     await world.pull("a", "of-a")
     world.images.look_early("a", "t1")

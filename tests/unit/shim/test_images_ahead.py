@@ -123,6 +123,7 @@ def test_an_image_that_is_here_is_not_pulled_and_one_that_vanished_is() -> None:
         world.want("a")
         await asyncio.sleep(1)
         assert (world.states, world.pulls) == ({"a": ImageState.HERE}, [])
+        assert world.host.expected == ["id-a"]
         del world.host.local["a"]
         await asyncio.sleep(301)
         assert (world.states, world.pulls) == ({"a": ImageState.HERE}, ["a"])

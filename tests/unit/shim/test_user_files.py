@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,6 +21,7 @@ from fairlead.wire.shim import NetworkMode, VolumeKind
 from shim.engines.base import ContainerSpec, MountSpec
 from shim.engines.docker.images import UserFiles
 from shim.errors import EngineError
+from tests.support.waiting import LONG
 
 _LINK, _FIFO, _FOLDER = 1 << 27, 1 << 25, 1 << 31
 FOLDER, FILE, FIFO = "folder", "file", "fifo"
@@ -66,6 +70,8 @@ class Api:
         self.names = list(left)
         self.made = 0
         self.keeps = False
+        self.may_look = threading.Event()
+        self.may_look.set()
         self._mounts: dict[str, list[Any]] = {}
 
     def create_host_config(self, *, network_mode: str, mounts: list[Any]) -> list[Any]:
@@ -94,6 +100,8 @@ class Api:
         self.names.remove(name)
 
     def head(self, address: str, *, params: Mapping[str, str], timeout: float) -> Answer:
+        if not self.may_look.wait(LONG):
+            raise AssertionError("nobody lets it look")
         name = address.split("/")[-2]
         # dockerd 28: "path escapes from parent".
         if any(self._image.get(one["Target"], "").startswith("-> /") for one in self._mounts[name]):
@@ -176,6 +184,17 @@ def spec(**volumes: str) -> ContainerSpec:
     )
 
 
+@asynccontextmanager
+async def looks(api: Api) -> AsyncIterator[UserFiles]:
+    files = UserFiles(asyncio.to_thread, "look")
+    files.open(api)
+    try:
+        yield files
+    finally:
+        api.may_look.set()
+        await files.close()
+
+
 @pytest.mark.parametrize(
     ("image", "volumes"),
     [
@@ -191,46 +210,75 @@ def spec(**volumes: str) -> ContainerSpec:
         ({**PLAIN, "/etc/group": "-> /fifo/x", "/fifo": FIFO}, {"fifo": "a-file"}),
     ],
 )
-def test_what_the_engine_would_wait_for_is_refused_whatever_the_way(
+async def test_what_the_engine_would_wait_for_is_refused_whatever_the_way(
     image: Tree, volumes: Mapping[str, str]
 ) -> None:
-    api, files = Api(image), UserFiles("look")
-    # An image that is known is refused for its volumes all the same.
-    if volumes:
-        files.look(api, spec())
-    assert files.must_look(spec(**volumes))
-    with pytest.raises(EngineError, match="of the image or of a volume is no file"):
-        files.look(api, spec(**volumes))
-    assert api.names == []
+    api = Api(image)
+    async with looks(api) as files:
+        # An image that is known is refused for its volumes all the same.
+        if volumes:
+            await files.check(spec())
+        with pytest.raises(EngineError, match="of the image or of a volume is no file"):
+            await files.check(spec(**volumes))
+        assert api.names == []
 
 
 @pytest.mark.parametrize("image", [PLAIN, LINKED, {}, {"/etc": "-> etc"}], ids=str)
-def test_an_image_is_looked_at_once_unless_a_volume_is_on_the_way(image: Tree) -> None:
-    api, files = Api(image), UserFiles("look")
-    assert files.must_look(spec())
-    files.look(api, spec())
-    assert not files.must_look(spec(data="waits"))
-    assert files.must_look(spec(data="waits", etc="harmless"))
-    files.look(api, spec(data="waits", etc="harmless"))
-    assert (api.made, api.names) == (3, [])
+async def test_an_image_is_looked_at_once_unless_a_volume_is_on_the_way(image: Tree) -> None:
+    api = Api(image)
+    async with looks(api) as files:
+        await files.check(spec())
+        await files.check(spec(data="waits"))
+        assert api.made == 1
+        await files.check(spec(data="waits", etc="harmless"))
+        assert (api.made, api.names) == (3, [])
 
 
-def test_containers_that_a_crash_left_are_removed_and_a_name_that_is_used_is_in_nobodys_way() -> (
-    None
-):
-    api, files = Api(PLAIN, left=["look", "look-0123abcd"]), UserFiles("look")
-    files.look(api, spec())
-    assert api.names == []
-    api.keeps = True
-    files.look(api, spec(etc="harmless"))
-    left = len(api.names)
-    assert left == 2
-    api.keeps = False
-    files.look(api, spec(etc="harmless"))
-    assert api.names == []
+async def test_all_who_want_an_image_share_one_look_also_if_the_first_leaves() -> None:
+    api = Api({"/etc": FOLDER, "/etc/passwd": FIFO})
+    api.may_look.clear()
+    async with looks(api) as files:
+        files.expect("sha256:1")
+        first, *others = (asyncio.create_task(files.check(spec())) for _ in range(3))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait({first})
+        api.may_look.set()
+        found = await asyncio.gather(*others, return_exceptions=True)
+        assert [type(one) for one in found] == [EngineError, EngineError]
+        assert api.made == 1
+        # What is refused is not remembered: the next task is refused for what is there then.
+        with pytest.raises(EngineError):
+            await files.check(spec())
+        assert (first.cancelled(), api.made) == (True, 2)
 
 
-def test_a_volume_past_which_the_engine_cannot_look_is_refused() -> None:
+async def test_an_image_that_is_expected_is_known_when_its_container_is_made() -> None:
+    api = Api(PLAIN)
+    async with looks(api) as files:
+        files.expect("sha256:1")
+        await files.check(spec())
+        files.expect("sha256:1")
+        await files.check(spec())
+        assert api.made == 1
+
+
+async def test_containers_that_a_crash_left_are_removed_and_a_used_name_is_in_nobodys_way() -> None:
+    api = Api(PLAIN, left=["look", "look-0123abcd"])
+    async with looks(api) as files:
+        await files.check(spec())
+        assert api.names == []
+        api.keeps = True
+        await files.check(spec(etc="harmless"))
+        left = len(api.names)
+        assert left == 2
+        api.keeps = False
+        await files.check(spec(etc="harmless"))
+        assert api.names == []
+
+
+async def test_a_volume_past_which_the_engine_cannot_look_is_refused() -> None:
     image = {"/etc": FOLDER, "/etc/passwd": "-> /lists/passwd", "/lists": "-> /far"}
-    with pytest.raises(EngineError, match="cannot look at /etc with the job's volumes"):
-        UserFiles("look").look(Api(image), spec(lists="waits"))
+    async with looks(Api(image)) as files:
+        with pytest.raises(EngineError, match="cannot look at /etc with the job's volumes"):
+            await files.check(spec(lists="waits"))
