@@ -153,6 +153,15 @@ class Namespace:
         except OSError as error:
             raise WireError(f"{error.filename or 'netlink'}: {error.strerror}") from None
 
+    def forget(self, is_stale: Callable[[bytes], bool]) -> int:
+        """Remove the connections that stale addresses began from the kernel's table; return how
+        many. Raises WireError."""
+        try:
+            return _in_namespace(self._path(), lambda: netlink.forget(is_stale))
+        except OSError as error:
+            why = error.strerror or error
+            raise WireError(f"ended connections are not removed: {why}") from None
+
     def routes(self, path: str = ROUTES, devices: str = "") -> list[Route]:
         """Return the IPv4 routes over devices whose names begin with `devices`. Raises
         WireError."""

@@ -17,7 +17,8 @@ from ipaddress import IPv4Address, IPv4Network
 
 import msgspec
 
-from shim.wires import rules, wiring
+from shim.wires import connections, rules, wiring
+from shim.wires.connections import Limits
 from shim.wires.namespace import (
     AddressTaken,
     AlreadyThere,
@@ -65,6 +66,11 @@ class Wires:
         """The runs of wires whose rules a thread is about to write."""
         self._cut: dict[str, IPv4Address] = {}
         """The addresses of wires that are cut, whose containers may be there still."""
+        self._ended: set[IPv4Address] = set()
+        """The addresses of containers that are gone, whose connections may be there still."""
+        self._size_of_table = 0
+        self._limits: Limits | None = None
+        self._written_limits: Limits | None = None
         self._subnet = IPv4Network("0.0.0.0/30")
         self._given: set[IPv4Address] = set()
         self._last = 0
@@ -75,6 +81,9 @@ class Wires:
         self._lock = threading.RLock()
         """For all of the above, and for the table: two transactions of nft at once may each find
         that the other has changed what they had read."""
+        self._forgetting = threading.Lock()
+        """An address that its task gets again must not be forgotten by a thread that began when
+        nobody had it."""
         self._making = tuple(threading.Lock() for _ in range(_STRIPES))
         """A wire is made by one thread at a time: `repair` finds one missing that a start makes."""
 
@@ -107,14 +116,17 @@ class Wires:
         self._attached = {self._names.wire(one.task_id): one for one in attached}
         self._expected = {}
         self._given = {*(one.address for one in self._attached.values()), *reserved}
+        self._ended = set()
         self._subnet = subnet
         # Which addresses rest is forgotten: from a random one on, a recent one is rarely met.
         self._last = random.choice(rules.addresses(subnet))
         self._check_node()
         self._has_ipv6 = self._kernel_has_ipv6 and self._forwards_ipv6()
         self._look_at_uplinks()
+        self._look_at_connections()
         for name in self._present() - set(self._attached):
             self._unlink(name)
+        self._forget_all_but(self._given)
         # Whole, because it may still name wires of containers that were removed meanwhile.
         self._write_table()
         self.repair()
@@ -158,6 +170,26 @@ class Wires:
         self._mtu = min(sizes, default=_USUAL_MTU)
         self._uplinks = uplinks
 
+    def _look_at_connections(self) -> None:
+        """Follow the size of the table of connections, of which jobs may have a part. The kernel
+        tells it once something uses that table."""
+        try:
+            size = int(self._namespace.read(connections.TABLE_SIZE))
+        except (WireError, ValueError):
+            return
+        if size == self._size_of_table:
+            return
+        self._size_of_table = size
+        # 0 is for no end.
+        limits = Limits(size) if size else None
+        trial = rules.table(self._names, {"trial": ()}, limits=limits)
+        try:
+            self._namespace.run("nft", "-c", "-f", "-", given=trial)
+        except WireError as error:
+            log.warning("jobs may fill the node's table of connections: %s", error)
+            limits = None
+        self._limits = limits
+
     def give(self, taken: Collection[str] = (), wanted: str | None = None) -> str:
         """Return an address for a container; `wanted` is one that its task got before.
 
@@ -165,20 +197,32 @@ class Wires:
         """
         with self._lock:
             if wanted is not None and wanted not in taken and self._is_ours(IPv4Address(wanted)):
+                if IPv4Address(wanted) in self._ended:
+                    self._forget_ended()
                 self._given.add(IPv4Address(wanted))
                 return wanted
-            routed = self._routed()
-            among = rules.addresses(self._subnet)
-            start = among.index(self._last)
-            # On from the last one: an address rests before it is used again, so that late packets
-            # of its last container meet nobody.
-            for offset in range(1, len(among) + 1):
-                address = IPv4Address(among[(start + offset) % len(among)])
-                if address not in self._given and address not in routed:
-                    self._last = int(address)
-                    self._given.add(address)
-                    return str(address)
-        raise AddressTaken(f"all {len(among)} addresses for containers on this node are in use")
+            address = self._next_free()
+            if address is None:
+                self._forget_ended()
+                address = self._next_free()
+            if address is not None:
+                self._last = int(address)
+                self._given.add(address)
+                return str(address)
+        many = len(rules.addresses(self._subnet))
+        raise AddressTaken(f"all {many} addresses for containers on this node are in use")
+
+    def _next_free(self) -> IPv4Address | None:
+        routed = self._routed()
+        among = rules.addresses(self._subnet)
+        start = among.index(self._last)
+        # On from the last one: an address rests before it is used again, so that late packets of
+        # its last container meet nobody.
+        for offset in range(1, len(among) + 1):
+            address = IPv4Address(among[(start + offset) % len(among)])
+            if not any(address in held for held in (self._given, self._ended, routed)):
+                return address
+        return None
 
     def _is_ours(self, address: IPv4Address) -> bool:
         """Return whether a task may keep the address: a running container has its own also when
@@ -318,7 +362,7 @@ class Wires:
                 return
             last = run_id not in self._runs()
             try:
-                self._nft(rules.remove(self._names, run_id, name, last=last))
+                self._nft(rules.remove(self._names, run_id, name, self._written_limits, last=last))
             except WireError as error:
                 # Another program flushed the table: `repair` writes it without this wire.
                 log.warning("the rules of %s are not removed: %s", name, error)
@@ -333,14 +377,54 @@ class Wires:
             address = self._cut.pop(self._names.wire(task_id), None)
             if address is not None:
                 self._given.discard(address)
+                self._ended.add(address)
         return address
+
+    def _forget_ended(self) -> None:
+        """Remove what containers that are gone have left in the table of connections.
+
+        Not at their end: it takes some 10 ms, for one or for many. Until then nobody gets the
+        address, since the outside could still reach whoever had it.
+        """
+        with self._forgetting:
+            ended = tuple(self._ended)
+            if not ended:
+                return
+            packed = {address.packed for address in ended}
+            self._forget(lambda source: source in packed)
+            # Without the lock, under which a start may wait for this.
+            for address in ended:
+                self._ended.discard(address)
+
+    def _forget_all_but(self, kept: Collection[IPv4Address]) -> None:
+        """Remove the connections of all other addresses: an earlier life of the shim may have ended
+        before it did."""
+        packed = {address.packed for address in map(IPv4Address, rules.addresses(self._subnet))}
+        packed -= {address.packed for address in kept}
+        self._forget(lambda source: source in packed)
+
+    def _forget(self, is_stale: Callable[[bytes], bool]) -> None:
+        prefix = self._names.prefix.network_address.packed[:8]
+
+        def began_by_stale(source: bytes) -> bool:
+            # An IPv6 address of ours ends in the IPv4 address of the same container.
+            return (len(source) == 4 or source.startswith(prefix)) and is_stale(source[-4:])
+
+        try:
+            self._namespace.forget(began_by_stale)
+        # A kernel without ctnetlink: they end by themselves.
+        except WireError as error:
+            log.warning("%s", error)
 
     def repair(self) -> tuple[Attachment, ...]:
         """Put back what the node's firewall has lost, and follow its uplinks. Return those whose
         wire is gone."""
+        self._forget_ended()
         with self._lock:
             self._look_at_uplinks()
-            if self._uplinks != self._written_uplinks or not self._keeps_apart():
+            self._look_at_connections()
+            written = (self._uplinks, self._limits) == (self._written_uplinks, self._written_limits)
+            if not written or not self._keeps_apart():
                 log.info("writing the table %s", self._names.table)
                 self._write_table()
             self._tell_of_forwarding()
@@ -351,8 +435,8 @@ class Wires:
             return tuple(one for name, one in self._attached.items() if name not in present)
 
     def _write_table(self) -> None:
-        self._nft(rules.table(self._names, self._runs(), self._uplinks))
-        self._written_uplinks = self._uplinks
+        self._nft(rules.table(self._names, self._runs(), self._uplinks, self._limits))
+        self._written_uplinks, self._written_limits = self._uplinks, self._limits
 
     def _tell_of_forwarding(self) -> None:
         before, self._forwards = self._forwards, self._forwards_ipv4()
@@ -433,15 +517,18 @@ class Wires:
     def _add(self, runs: Mapping[str, str]) -> None:
         """Write the rules of wires, by name and run, and first what another program took away.
         Raises WireError."""
-        text = "".join(rules.add(self._names, run_id, name) for name, run_id in runs.items())
         try:
-            self._nft(text)
+            self._nft(self._additions(runs))
         except WireError:
             # `nft flush ruleset` a moment ago, and `repair` has not come yet: no fault of the node.
             if self._keeps_apart():
                 raise
             self.repair()
-            self._nft(text)
+            self._nft(self._additions(runs))
+
+    def _additions(self, runs: Mapping[str, str]) -> str:
+        limits = self._written_limits
+        return "".join(rules.add(self._names, run, name, limits) for name, run in runs.items())
 
     def _nft(self, text: str) -> None:
         with self._lock:
