@@ -113,7 +113,7 @@ _OF_ENGINES = re.compile(
 )
 """Bridges that engines and hosts of virtual machines make for themselves."""
 _FIREWALLD = "firewalld"
-_OF_IPTABLES = ("ip", "ip6", "arp", "bridge")
+OF_IPTABLES = ("ip", "ip6", "arp", "bridge")
 """The families in which iptables-nft has its tables, which `firewall_conflict` leaves to
 rules of ours."""
 
@@ -272,22 +272,30 @@ def _messages(heard: bytes) -> Iterator[tuple[int, bytes]]:
         at += max(length + 3 & ~3, _HEADER.size)
 
 
-def firewall_conflict(listed: Iterable[Mapping[str, Any]]) -> str | None:
+def firewall_conflict(
+    listed: Iterable[Mapping[str, Any]], of_iptables: Collection[str] = OF_IPTABLES
+) -> str | None:
     """Return what may drop the packets of wires; None: nothing. `listed` are all chains of the node
     as `nft -j list chains` names them.
 
     An accept in our table does not undo a drop in another one. What rules these chains have is not
-    read: a node whose firewall is not known to let wires pass has Docker's networks.
+    read: a node whose firewall is not known to let wires pass has Docker's networks. Rules of ours
+    are in the families `of_iptables`.
     """
     for one in listed:
         chain = one.get("chain", {})
         table = f"{chain.get('family')} {chain.get('table')}"
         if chain.get("table") == _FIREWALLD:
             return "firewalld may reject what it has no zone for"
-        is_theirs = chain.get("family") not in _OF_IPTABLES
+        is_theirs = chain.get("family") not in of_iptables
         if is_theirs and chain.get("hook") == "forward" and chain.get("policy") == "drop":
             return f"the chain {chain.get('name')} of the table {table} drops what is forwarded"
     return None
+
+
+def has_zone(firewalld: str) -> bool:
+    """Return whether firewalld has a zone for wires. `firewalld`: its table, as nft lists it."""
+    return f'iifname "{WIRES}*"' in firewalld
 
 
 def outdated_firewall(forward: str) -> str | None:

@@ -40,6 +40,7 @@ _DOCKER_USER = "DOCKER-USER"
 _IPTABLES, _IP6TABLES = ("iptables", "--wait"), ("ip6tables", "--wait")
 _IPV4, _IPV6 = "/proc/sys/net/ipv4", "/proc/sys/net/ipv6/conf"
 _ADVERTISEMENTS = f"{_IPV6}/default/accept_ra"
+_LEGACY_TABLES = "/proc/net/ip_tables_names"
 _NO_FORWARDING = "the node does not forward IPv4 (sysctl net.ipv4.ip_forward=1)"
 
 
@@ -91,12 +92,35 @@ class Wires:
         """Return why the node's firewall may drop what wires send; None: as far as it is known, it
         does not. Raises WireError."""
         listed = json.loads(self._namespace.run("nft", "-j", "list", "chains"))
-        if (found := rules.firewall_conflict(listed.get("nftables", ()))) is not None:
+        is_legacy = "nf_tables" not in self._namespace.run("iptables", "--version")
+        of_iptables = () if is_legacy else rules.OF_IPTABLES
+        found = rules.firewall_conflict(listed.get("nftables", ()), of_iptables)
+        if found is None and not is_legacy:
+            found = self._conflict_of_legacy()
+        if found is not None:
             return found
         forward = ("nft", "list", "chain", "inet", "fairlead", "forward")
         if self._namespace.answers(*forward):
             return rules.outdated_firewall(self._namespace.run(*forward))
         return None
+
+    def _conflict_of_legacy(self) -> str | None:
+        """Return why the other kind of iptables may drop what wires send: a Docker engine that
+        began with it has its rules there, and the kernel asks both."""
+        try:
+            names = self._namespace.read(_LEGACY_TABLES).split()
+        except WireError:
+            return None
+        # To list a table that is not there would make it.
+        if "filter" not in names:
+            return None
+        try:
+            rule = self._namespace.run("iptables-legacy", "-S", "FORWARD").partition("\n")[0]
+        except WireError:
+            return None
+        if rule != "-P FORWARD DROP":
+            return None
+        return "iptables-legacy drops what is forwarded, and iptables here is another kind"
 
     def loses(self, heard: bytes) -> bool:
         """Return whether messages of nftables tell that `repair` has something to do."""
