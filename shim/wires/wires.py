@@ -14,9 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
+from typing import Any
 
 import msgspec
 
+from shim.errors import EngineError
 from shim.wires import connections, rules, wiring
 from shim.wires.connections import Limits
 from shim.wires.namespace import (
@@ -54,9 +56,20 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wires:
-    """The wires of one shim. Blocking, for the engine's threads; several may call at once."""
+    """The wires of one shim. Blocking, for the engine's threads; several may call at once.
 
-    def __init__(self, install_id: str, namespace: Namespace) -> None:
+    `bridges_of_engine` names the bridges of the engine's networks. Raises EngineError.
+    """
+
+    def __init__(
+        self,
+        install_id: str,
+        namespace: Namespace,
+        bridges_of_engine: Callable[[], Collection[str]] = frozenset,
+    ) -> None:
+        self._bridges_of_engine = bridges_of_engine
+        self._own_bridges = frozenset[str]()
+        """Bridges with the default route that are not the engine's."""
         self._names = rules.Names(install_id)
         self._namespace = namespace
         self._attached: dict[str, Attachment] = {}
@@ -189,10 +202,30 @@ class Wires:
         if not (uplinks := self._namespace.uplinks()):
             return
         # Each time: a device keeps its name when its MTU changes.
-        links = json.loads(self._namespace.run("ip", "-j", "link", "show"))
+        links = json.loads(self._namespace.run("ip", "-j", "-d", "link", "show"))
         sizes = (int(one["mtu"]) for one in links if one["ifname"] in uplinks)
         self._mtu = min(sizes, default=_USUAL_MTU)
-        self._uplinks = uplinks
+        self._uplinks = uplinks - self._closed_bridges(uplinks, links)
+
+    def _closed_bridges(
+        self, uplinks: Collection[str], links: Sequence[Mapping[str, Any]]
+    ) -> frozenset[str]:
+        """Return the uplinks that are an engine's bridges: containers are there, and a default
+        route over one leads to a container. An operator's bridge, to which an engine was told to
+        attach containers, has another port than theirs."""
+        bridges = {one["ifname"] for one in links if _kind(one) == "bridge"}
+        ways_out = {one.get("master") for one in links if _kind(one) != "veth"}
+        doubted = frozenset(bridges.intersection(uplinks) - ways_out)
+        if not doubted:
+            return frozenset()
+        try:
+            closed = doubted.intersection(self._bridges_of_engine())
+        # It may be away: what it has said before counts.
+        except EngineError as error:
+            log.warning("a bridge with the default route may be the engine's: %s", error)
+            return doubted - self._own_bridges
+        self._own_bridges = doubted - closed
+        return closed
 
     def _look_at_connections(self) -> None:
         """Follow the size of the table of connections, of which jobs may have a part. The kernel
@@ -557,3 +590,8 @@ class Wires:
     def _nft(self, text: str) -> None:
         with self._lock:
             self._namespace.run("nft", "-f", "-", given=text)
+
+
+def _kind(link: Mapping[str, Any]) -> str:
+    """Return the kind of a device, as ip-link(8) names it; empty: hardware."""
+    return str((link.get("linkinfo") or {}).get("info_kind", ""))

@@ -16,7 +16,9 @@ from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 from typing import Any
 
+import docker.errors
 import msgspec
+import requests.exceptions
 from docker.types import Mount
 
 from shim.engines.base import ContainerSpec, NodeFault, NodeFull
@@ -104,7 +106,7 @@ class WiredNetworks:
         made = [one for one in known if one["State"] == "created"]
         reserved = [one.address for one in map(_attachment, made) if one is not None]
         namespace = await self._call(lambda: Namespace.of_engine(engine_socket))
-        self._wires = Wires(self._install_id, namespace)
+        self._wires = Wires(self._install_id, namespace, self._bridges_of_engine)
         if (
             conflicts_count
             and (conflict := await self._call(self._wires.firewall_conflict)) is not None
@@ -122,6 +124,14 @@ class WiredNetworks:
             await self._take_over(one)
         await self._watch(namespace)
         self._repairing = asyncio.create_task(self._repair(), name="wires of containers")
+
+    def _bridges_of_engine(self) -> frozenset[str]:
+        """Return the names of the bridges of the engine's networks. Blocking. Raises WireError."""
+        try:
+            found = self._api.networks()
+        except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+            raise WireError(f"the engine does not tell its bridges: {error}") from None
+        return frozenset(map(_bridge_of, found))
 
     async def _watch(self, namespace: Namespace) -> None:
         """Wake the repair when rules are removed from the node's firewall."""
@@ -306,6 +316,12 @@ class WiredNetworks:
                 log.warning("the networks of containers are not repaired: %s", error)
             # An engine that starts removes dozens of rules, one after the other.
             await asyncio.sleep(_REST_SECONDS)
+
+
+def _bridge_of(network: Mapping[str, Any]) -> str:
+    """Return the name of a network's bridge: the one that it was given, else Docker's for it."""
+    given = (network.get("Options") or {}).get("com.docker.network.bridge.name")
+    return str(given or f"br-{network['Id'][:_ID]}")
 
 
 def is_in_cgroup_of(container_id: str, pid: int) -> bool:

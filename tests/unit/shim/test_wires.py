@@ -365,6 +365,7 @@ class MovingNamespace(FlushedNamespace):
     for wires."""
 
     uplink, mtu = "eth0", 1500
+    kind, port = "veth", '"linkinfo": {"info_kind": "veth"}'
 
     def __init__(self) -> None:
         super().__init__()
@@ -379,8 +380,10 @@ class MovingNamespace(FlushedNamespace):
         self.asked += [one.words for one in requests]
 
     def run(self, *argv: str, given: str = "") -> str:
-        if argv[:3] == ("ip", "-j", "link"):
-            return f'[{{"ifname": "{self.uplink}", "mtu": {self.mtu}}}]'
+        if argv[:4] == ("ip", "-j", "-d", "link"):
+            kind = f'"linkinfo": {{"info_kind": "{self.kind}"}}'
+            port = f'{{"ifname": "port", "mtu": 1500, "master": "{self.uplink}", {self.port}}}'
+            return f'[{{"ifname": "{self.uplink}", "mtu": {self.mtu}, {kind}}}, {port}]'
         return super().run(*argv, given=given)
 
     def read(self, path: str) -> str:
@@ -508,6 +511,76 @@ def test_a_task_gets_its_address_again_without_earlier_connections() -> None:
     namespace.known = [ATTACHED.address.packed]
     wires.repair()
     assert namespace.known == [ATTACHED.address.packed]
+
+
+class Bridging:
+    """A node whose default route is the bridge `foo`, and an engine that tells these bridges."""
+
+    def __init__(self, *told: str) -> None:
+        self.told, self.asked, self.is_away = frozenset(told), 0, False
+        self.namespace = MovingNamespace()
+        self.namespace.kind, self.namespace.uplink = "bridge", "foo"
+        self.wires = Wires("install-1", self.namespace, self._bridges)
+
+    def _bridges(self) -> frozenset[str]:
+        self.asked += 1
+        if self.is_away:
+            raise WireError("the engine is away")
+        return self.told
+
+    def open(self) -> None:
+        self.wires.open((), IPv4Network("10.80.0.0/24"))
+
+    @property
+    def way_out(self) -> str:
+        (line,) = [one for one in self.namespace.given[-1].splitlines() if "oifkind" in one]
+        return line.strip().partition("meta oifkind")[0]
+
+
+_OPEN = 'oifname != { "foo" } '
+
+
+def test_an_engines_bridge_is_closed_whatever_it_is_called() -> None:
+    node = Bridging("foo")
+    node.open()
+    assert node.way_out == ""
+
+
+def test_a_bridge_that_the_engine_does_not_know_is_open_also_while_it_is_away() -> None:
+    node = Bridging("docker0")
+    node.open()
+    node.is_away = True
+    node.wires.repair()
+    assert node.way_out == _OPEN
+    node.is_away, node.told = False, frozenset({"foo"})
+    node.wires.repair()
+    assert node.way_out == ""
+
+
+@pytest.mark.parametrize("port", ['"linkinfo": {"info_kind": "bond"}', '"link": "hardware"'])
+def test_a_bridge_with_a_way_out_of_its_own_is_open_also_to_containers_of_the_engine(
+    port: str,
+) -> None:
+    node = Bridging("foo")
+    node.namespace.port = port
+    node.open()
+    assert (node.way_out, node.asked) == (_OPEN, 0)
+
+
+def test_a_bridge_is_closed_until_the_engine_answers() -> None:
+    node = Bridging("docker0")
+    node.is_away = True
+    node.open()
+    assert node.way_out == ""
+    node.is_away = False
+    node.wires.repair()
+    assert node.way_out == _OPEN
+
+
+def test_the_bridges_of_an_engine_are_those_that_it_was_told_and_its_own() -> None:
+    named = {"Id": "a" * 64, "Options": {"com.docker.network.bridge.name": "foo"}}
+    assert wired._bridge_of(named) == "foo"
+    assert wired._bridge_of({"Id": "0123456789abcdef", "Options": None}) == "br-0123456789ab"
 
 
 @pytest.mark.parametrize("uplink", ["tun0", "eth0"])
