@@ -110,6 +110,28 @@ class Namespace:
             raise WireError(f"{' '.join(argv[:2])}: {done.stderr.strip() or 'failed'}")
         return done.stdout
 
+    def start(self, *argv: str, given: str) -> subprocess.Popen[str]:
+        """Start a command that goes on until its input ends; `given` is the input's beginning.
+        Raises WireError."""
+        nobody = subprocess.DEVNULL
+        try:
+            started = subprocess.Popen(
+                [*self._command, *argv],
+                stdin=subprocess.PIPE,
+                stdout=nobody,
+                stderr=nobody,
+                text=True,
+                pass_fds=self._fds,
+            )
+        except OSError as error:
+            raise WireError(f"{argv[0]} cannot be started: {error.strerror}") from None
+        assert started.stdin is not None
+        # A program that has ended already is found by what it did not do.
+        with suppress(BrokenPipeError):
+            started.stdin.write(given)
+            started.stdin.flush()
+        return started
+
     def answers(self, *argv: str) -> bool:
         """Return whether the command succeeds."""
         with suppress(WireError):

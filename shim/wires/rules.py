@@ -95,6 +95,13 @@ delete chain inet {table} {run}
 delete set inet {table} {run}_wires
 """
 _REMOVE_COUNTS = "delete set inet {table} {run}_connections\n"
+_GUARD = (
+    "table inet {table} {{ flags owner; chain forward {{"
+    " type filter hook forward priority 10; policy accept;"
+    ' iifname "{wires}" meta mark & {passed} != {passed} drop;'
+    ' oifname "{wires}" iifname != "{wires}" ct state new drop; }}; }}\n'
+)
+"""In one line: nft reads it from its standard input like one that a person writes."""
 WIRES = "fl-w"
 """The names of all wires begin with this, whoever made them. Bridges of runs are named fl- and
 hexadecimal digits."""
@@ -124,6 +131,7 @@ class Names:
     def __init__(self, install_id: str) -> None:
         self.wires = f"{WIRES}{_digest(install_id, _OF_SHIM)}"
         self.table = f"fairlead_{_digest(install_id, _OF_TASK)}"
+        self.guard = f"{self.table}_guard"
         self._of_prefix = _digest(install_id, _OF_PREFIX)
 
     @property
@@ -184,6 +192,11 @@ def table(
         for wire in wires
     ]
     return whole + "".join(jumps)
+
+
+def guard(names: Names) -> str:
+    """Return the table that lets nothing of wires pass which the other one has not let pass."""
+    return _GUARD.format(table=names.guard, wires=f"{names.wires}*", passed=hex(PASSED))
 
 
 def _limits_of_all(names: Names, limits: Limits) -> str:

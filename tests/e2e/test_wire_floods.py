@@ -16,6 +16,7 @@ from shim.engines.docker.wired import WiredNetworks
 from tests.e2e.test_wires import WiredWorld, _world
 from tests.support import images
 from tests.support.docker_daemon import DockerDaemon
+from tests.support.waiting import wait_until
 from tests.support.wire_lab import WireNode
 
 pytestmark = pytest.mark.e2e
@@ -126,6 +127,11 @@ def _flush(*programs: str) -> Callable[[WireNode, DockerDaemon], None]:
     return act
 
 
+def _flush_all(node: WireNode, dockerd: DockerDaemon) -> None:
+    node.inside("nft", "flush", "ruleset")
+    wait_until(lambda: "from_wire" in node.inside("nft", "list", "ruleset"), what="the table")
+
+
 def _networks(node: WireNode, dockerd: DockerDaemon) -> None:
     dockerd.docker("network", "create", "others")
     dockerd.docker("network", "prune", "-f")
@@ -142,8 +148,9 @@ def _restart(node: WireNode, dockerd: DockerDaemon) -> None:
 
 @pytest.mark.parametrize(
     "act",
-    [_flush("iptables", "ip6tables"), _networks, _kill, _restart],
-    ids=["iptables", "networks", "kill", "restart"],
+    # After the last one, an engine makes no network until it is restarted.
+    [_flush("iptables", "ip6tables"), _networks, _kill, _restart, _flush_all],
+    ids=["iptables", "networks", "kill", "restart", "ruleset"],
 )
 async def test_nothing_gets_through_while_the_engine_changes_its_rules(
     world: WiredWorld,
@@ -176,6 +183,7 @@ async def test_the_bed_can_tell_that_something_gets_through(
     flood = await _flood(world, node_dockerd)
     (wired,) = (one for one in world.engine._opened._both() if isinstance(one, WiredNetworks))
     await wired.stop_repairing()
+    await asyncio.to_thread(wired._guard.close)
     await asyncio.to_thread(node.inside, "nft", "flush", "ruleset")
     await asyncio.to_thread(flood.wait_for_one)
     assert await asyncio.to_thread(flood.end) > 0

@@ -383,7 +383,7 @@ def _table(node: WireNode) -> str:
     (table,) = (
         line.split()[2]
         for line in node.inside("nft", "list", "tables").splitlines()
-        if "fairlead_" in line
+        if "fairlead_" in line and not line.endswith("_guard")
     )
     return table
 

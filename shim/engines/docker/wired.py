@@ -26,6 +26,7 @@ from shim.engines.docker import subnets
 from shim.engines.docker.api import Call, NotFound
 from shim.engines.docker.subnets import Subnets
 from shim.errors import EngineError
+from shim.wires.guard import Guard
 from shim.wires.namespace import AddressTaken, Namespace, ProcessEnded, WireError
 from shim.wires.rules import addresses
 from shim.wires.wires import Attachment, Wires
@@ -66,6 +67,7 @@ class WiredNetworks:
         self._repair_every = repair_every
         self._api: Any = None
         self._wires = Wires(install_id, Namespace())
+        self._guard = Guard(install_id, Namespace())
         self._given: dict[str, set[str]] = {}
         """The addresses of runs that have no container yet."""
         self._made: dict[str, tuple[str, str]] = {}
@@ -119,6 +121,8 @@ class WiredNetworks:
             raise WireError(f"all of {among} is used by its routes or networks of the engine")
         self.capacity = len(addresses(subnet))
         await self._call(lambda: self._wires.open(attached, subnet, reserved))
+        self._guard = Guard(self._install_id, namespace)
+        await self._call(self._guard.ensure)
         self.is_open = True
         for one in attached:
             await self._take_over(one)
@@ -165,6 +169,7 @@ class WiredNetworks:
     async def close(self) -> None:
         await self.stop_repairing()
         if self.is_open:
+            await self._call(self._guard.close)
             await self._call(self._wires.close)
 
     async def stop_repairing(self) -> None:
@@ -308,7 +313,9 @@ class WiredNetworks:
                     await self._watched.wait()
             self._watched.clear()
             try:
-                for one in await self._call(self._wires.repair):
+                gone = await self._call(self._wires.repair)
+                await self._call(self._guard.ensure)
+                for one in gone:
                     # One that has ended lost it with its namespace, and waits for its removal.
                     if await self._take_over(one):
                         log.warning("task %s had lost its network and has it again", one.task_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import struct
+import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,8 +18,9 @@ import pytest
 
 from shim.engines.base import NodeFault
 from shim.engines.docker import wired
-from shim.wires import connections, netlink, rtnetlink, rules, wiring
+from shim.wires import connections, guard, netlink, rtnetlink, rules, wiring
 from shim.wires.connections import CLOSED_SECONDS, TABLE_SIZE, Limits
+from shim.wires.guard import Guard
 from shim.wires.namespace import ROUTES, AddressTaken, Namespace, WireError
 from shim.wires.rtnetlink import Request
 from shim.wires.wires import Attachment, Wires
@@ -1093,3 +1095,41 @@ def test_the_table_stays_while_a_wire_is_expected() -> None:
     wires.expect(one.task_id, one.run_id)
     wires.close()
     assert not any("delete" in argv for argv in namespace.started)
+
+
+class OldNamespace(QuietNamespace):
+    """Its nft knows no tables with an owner."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.starts = 0
+
+    def answers(self, *argv: str) -> bool:
+        return False
+
+    def start(self, *argv: str, given: str) -> subprocess.Popen[str]:
+        self.starts += 1
+        return super().start("true", given=given)
+
+
+def test_a_node_without_tables_that_have_an_owner_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guard, "_MADE_WITHIN", 0.0)
+    caplog.set_level("INFO")
+    namespace = OldNamespace()
+    kept = Guard("install-1", namespace)
+    for _ in range(2):
+        kept.ensure()
+    assert namespace.starts == 1
+    assert caplog.text.count("would open the way between runs") == 1
+    kept.close()
+
+
+def test_a_guard_lets_pass_what_the_table_has_marked() -> None:
+    text = rules.guard(NAMES)
+    assert text.count("\n") == 1
+    assert (
+        f'iifname "{NAMES.wires}*" meta mark & {hex(rules.PASSED)} != {hex(rules.PASSED)}' in text
+    )
+    assert NAMES.guard != NAMES.table
