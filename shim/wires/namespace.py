@@ -110,6 +110,28 @@ class Namespace:
             raise WireError(f"{' '.join(argv[:2])}: {done.stderr.strip() or 'failed'}")
         return done.stdout
 
+    def start(self, *argv: str, given: str) -> subprocess.Popen[str]:
+        """Start a command that goes on until its input ends; `given` is the input's beginning.
+        Raises WireError."""
+        nobody = subprocess.DEVNULL
+        try:
+            started = subprocess.Popen(
+                [*self._command, *argv],
+                stdin=subprocess.PIPE,
+                stdout=nobody,
+                stderr=nobody,
+                text=True,
+                pass_fds=self._fds,
+            )
+        except OSError as error:
+            raise WireError(f"{argv[0]} cannot be started: {error.strerror}") from None
+        assert started.stdin is not None
+        # A program that has ended already is found by what it did not do.
+        with suppress(BrokenPipeError):
+            started.stdin.write(given)
+            started.stdin.flush()
+        return started
+
     def answers(self, *argv: str) -> bool:
         """Return whether the command succeeds."""
         with suppress(WireError):
@@ -152,6 +174,15 @@ class Namespace:
             raise AlreadyThere(f"{error.filename}: {error.strerror}") from None
         except OSError as error:
             raise WireError(f"{error.filename or 'netlink'}: {error.strerror}") from None
+
+    def forget(self, is_stale: Callable[[bytes], bool]) -> int:
+        """Remove the connections that stale addresses began from the kernel's table; return how
+        many. Raises WireError."""
+        try:
+            return _in_namespace(self._path(), lambda: netlink.forget(is_stale))
+        except OSError as error:
+            why = error.strerror or error
+            raise WireError(f"ended connections are not removed: {why}") from None
 
     def routes(self, path: str = ROUTES, devices: str = "") -> list[Route]:
         """Return the IPv4 routes over devices whose names begin with `devices`. Raises

@@ -1,5 +1,5 @@
-"""What the kernel is told and tells by netlink, without a program: of wires, and of changes of
-nftables.
+"""What the kernel is told and tells by netlink, without a program: of wires, of connections, and of
+changes of nftables.
 
 The sockets are of the network namespace of the thread that makes them.
 """
@@ -10,8 +10,9 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
+from shim.wires import connections
 from shim.wires.rtnetlink import ATTRIBUTE, LINK, Request, aligned, attribute
 
 _ROUTE, _NETFILTER = 0, 12
@@ -21,13 +22,14 @@ _HEADER = struct.Struct("=IHHII")
 _ERROR = struct.Struct("=i")
 """nlmsghdr and nlmsgerr of netlink(7)."""
 _REQUEST, _ACKNOWLEDGED = 1, 4
-_IS_ERROR, _NEW_LINK, _GET_LINK = 2, 16, 18
+_IS_ERROR, _IS_DONE, _NEW_LINK, _GET_LINK = 2, 3, 16, 18
 _NAME, _STATE = 3, 16
 """IFLA_IFNAME and IFLA_OPERSTATE of linux/if_link.h."""
 UP = 6
 """IF_OPER_UP of linux/if.h; RFC 2863, ifOperStatus."""
 _MAX_ANSWER = 1 << 16
 _SECONDS = 20.0
+_AT_ONCE = 64
 
 
 def changes_of_nftables() -> socket.socket:
@@ -67,8 +69,44 @@ def change(requests: Iterable[Request]) -> None:
                 raise OSError(number, why, one.words) from None
 
 
-def _asking() -> socket.socket:
-    asked = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _ROUTE)
+def forget(is_stale: Callable[[bytes], bool]) -> int:
+    """Remove the connections that stale addresses began from the kernel's table; return how many.
+    An address is asked about in the network's order. Raises OSError."""
+    with _asking(_NETFILTER) as asked:
+        asked.send(connections.question())
+        stale = [one for one in _answers(asked) if is_stale(connections.beginner_in(one))]
+        for start in range(0, len(stale), _AT_ONCE):
+            _remove(asked, stale[start : start + _AT_ONCE])
+    return len(stale)
+
+
+def _remove(asked: socket.socket, stale: Iterable[bytes]) -> None:
+    removals = [connections.removal(one) for one in stale]
+    asked.send(b"".join(removals))
+    for _ in removals:
+        try:
+            _raise_error(asked.recv(_MAX_ANSWER))
+        # It has ended by itself meanwhile.
+        except FileNotFoundError:
+            continue
+
+
+def _answers(asked: socket.socket) -> Iterator[bytes]:
+    """Yield the bodies of all messages up to the one that says that these were all. Raises
+    OSError."""
+    while True:
+        heard, at = asked.recv(_MAX_ANSWER), 0
+        while at + _HEADER.size <= len(heard):
+            length, kind = _HEADER.unpack_from(heard, at)[:2]
+            if kind == _IS_DONE:
+                return
+            _raise_error(heard[at:])
+            yield heard[at + _HEADER.size : at + length]
+            at += max(aligned(length), _HEADER.size)
+
+
+def _asking(protocol: int = _ROUTE) -> socket.socket:
+    asked = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
     asked.settimeout(_SECONDS)
     return asked
 

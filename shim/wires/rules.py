@@ -19,6 +19,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Any
 
+from shim.wires.connections import CLOSED_SECONDS, FIRST_PACKET, Limits
+
 PASSED = 0x2000000
 """The bit of a packet's mark that says: our table let it pass. Docker's rules ask for it, so that
 without our table nothing passes. Kubernetes uses 0x4000 and 0x8000, Tailscale 0xff0000."""
@@ -29,7 +31,7 @@ table inet {table}
 delete table inet {table}
 table inet {table} {{
     map runs {{ type ifname : verdict; }}
-    chain source {{
+{limits}    chain source {{
         type filter hook prerouting priority raw; policy accept;
         iifname "{wires}" fib saddr . iif oif missing drop
         iifname "{wires}" ip daddr 127.0.0.0/8 drop
@@ -54,17 +56,33 @@ table inet {table} {{
     }}
 {runs}}}
 """
+_LIMITS = """\
+    set connections {{ {counts} }}
+    ct timeout closed {{
+        protocol tcp;
+        policy = {{ time_wait : {seconds} }};
+    }}
+    chain begins {{
+        {rate}
+        {count}
+        ct timeout set "closed"
+    }}
+    chain input {{
+        type filter hook input priority -10; policy accept;
+        iifname "{wires}" ct state new iifname vmap @runs
+    }}
+"""
 _RUN = """\
     set {run}_wires {{ type ifname; {elements}}}
-    chain {run} {{
-        oifname @{run}_wires meta mark set meta mark or {passed} accept
+{counts}    chain {run} {{
+{limits}        oifname @{run}_wires meta mark set meta mark or {passed} accept
     }}
 """
 _ADD = """\
 add set inet {table} {run}_wires {{ type ifname; }}
-add chain inet {table} {run}
+{counts}add chain inet {table} {run}
 flush chain inet {table} {run}
-add rule inet {table} {run} oifname @{run}_wires meta mark set meta mark or {passed} accept
+{limits}add rule inet {table} {run} oifname @{run}_wires meta mark set meta mark or {passed} accept
 add element inet {table} {run}_wires {{ "{wire}" }}
 add element inet {table} runs {{ "{wire}" : jump {run} }}
 """
@@ -90,6 +108,14 @@ table inet {table} {{
 """
 BRIDGES = "fl-"
 """The names of runs' bridges begin with this: the node's firewall knows them by it."""
+_REMOVE_COUNTS = "delete set inet {table} {run}_connections\n"
+_GUARD = (
+    "table inet {table} {{ flags owner; chain forward {{"
+    " type filter hook forward priority 10; policy accept;"
+    ' iifname "{wires}" meta mark & {passed} != {passed} drop;'
+    ' oifname "{wires}" iifname != "{wires}" ct state new drop; }}; }}\n'
+)
+"""In one line: nft reads it from its standard input like one that a person writes."""
 WIRES = "fl-w"
 """The names of all wires begin with this, whoever made them. Bridges of runs are named fl- and
 hexadecimal digits."""
@@ -108,7 +134,7 @@ _OF_ENGINES = re.compile(
 )
 """Bridges that engines and hosts of virtual machines make for themselves."""
 _FIREWALLD = "firewalld"
-_OF_IPTABLES = ("ip", "ip6", "arp", "bridge")
+OF_IPTABLES = ("ip", "ip6", "arp", "bridge")
 """The families in which iptables-nft has its tables, which `firewall_conflict` leaves to
 rules of ours."""
 
@@ -121,6 +147,7 @@ class Names:
         self.table = f"fairlead_{_digest(install_id, _OF_TASK)}"
         self.bridges = f"{self.table}_bridges"
         """The table of the engine's bridges, where it connects containers."""
+        self.guard = f"{self.table}_guard"
         self._of_prefix = _digest(install_id, _OF_PREFIX)
 
     @property
@@ -140,7 +167,12 @@ class Names:
         return f"{self.wires}{_digest(task_id, _OF_TASK)}"
 
 
-def table(names: Names, runs: Mapping[str, Iterable[str]], uplinks: Collection[str] = ()) -> str:
+def table(
+    names: Names,
+    runs: Mapping[str, Iterable[str]],
+    uplinks: Collection[str] = (),
+    limits: Limits | None = None,
+) -> str:
     """Return the whole table, with the wires of each run. It replaces one that is there, in one
     transaction.
 
@@ -153,7 +185,14 @@ def table(names: Names, runs: Mapping[str, Iterable[str]], uplinks: Collection[s
     for run_id, wires in runs.items():
         listed = ", ".join(f'"{wire}"' for wire in wires)
         elements = f"elements = {{ {listed} }} " if listed else ""
-        parts.append(_RUN.format(run=_chain(run_id), elements=elements, passed=hex(PASSED)))
+        run = _chain(run_id)
+        counts = f"    set {_counts(run)} {{ {limits.of_run.set_of_counts()} }}\n" if limits else ""
+        limited = "".join(f"        {rule}\n" for rule in _rules_of_run(run, limits))
+        parts.append(
+            _RUN.format(
+                run=run, elements=elements, counts=counts, limits=limited, passed=hex(PASSED)
+            )
+        )
     whole = _TABLE.format(
         table=names.table,
         wires=f"{names.wires}*",
@@ -161,6 +200,7 @@ def table(names: Names, runs: Mapping[str, Iterable[str]], uplinks: Collection[s
         passed=hex(PASSED),
         but_uplinks=_other_than(uplinks),
         runs="".join(parts),
+        limits=_limits_of_all(names, limits) if limits else "",
     )
     jumps = [
         f'add element inet {names.table} runs {{ "{wire}" : jump {_chain(run_id)} }}\n'
@@ -180,14 +220,59 @@ def bridges(table: str) -> str:
     return _BRIDGES.format(table=table, bridges=BRIDGES, wires=WIRES)
 
 
-def add(names: Names, run_id: str, wire: str) -> str:
-    """Return what makes the wire one of the run's; it may be repeated."""
-    return _ADD.format(table=names.table, run=_chain(run_id), wire=wire, passed=hex(PASSED))
+def guard(names: Names) -> str:
+    """Return the table that lets nothing of wires pass which the other one has not let pass."""
+    return _GUARD.format(table=names.guard, wires=f"{names.wires}*", passed=hex(PASSED))
 
 
-def remove(names: Names, run_id: str, wire: str, *, last: bool) -> str:
+def _limits_of_all(names: Names, limits: Limits) -> str:
+    rate, count = limits.of_all.counted_in("connections")
+    return _LIMITS.format(
+        counts=limits.of_all.set_of_counts(),
+        seconds=CLOSED_SECONDS,
+        rate=rate,
+        count=count,
+        wires=f"{names.wires}*",
+    )
+
+
+def _rules_of_run(run: str, limits: Limits | None) -> tuple[str, ...]:
+    """Return what lets a run begin no more connections than its share, and all runs together no
+    more than theirs. A run's own limit comes first: what it drops counts for no other run."""
+    if limits is None:
+        return ()
+    each = (*limits.of_run.counted_in(_counts(run)), "jump begins")
+    return tuple(f"{FIRST_PACKET} {rule}" for rule in each)
+
+
+def _counts(run: str) -> str:
+    return f"{run}_connections"
+
+
+def add(names: Names, run_id: str, wire: str, limits: Limits | None = None) -> str:
+    """Return what makes the wire one of the run's; it may be repeated. `limits`: the table's."""
+    run, counts = _chain(run_id), ""
+    if limits is not None:
+        text = limits.of_run.set_of_counts()
+        counts = f"add set inet {names.table} {_counts(run)} {{ {text} }}\n"
+    limited = (f"add rule inet {names.table} {run} {one}\n" for one in _rules_of_run(run, limits))
+    return _ADD.format(
+        table=names.table,
+        run=run,
+        wire=wire,
+        counts=counts,
+        limits="".join(limited),
+        passed=hex(PASSED),
+    )
+
+
+def remove(
+    names: Names, run_id: str, wire: str, limits: Limits | None = None, *, last: bool
+) -> str:
     """Return what removes the wire, and the run if it is the `last` of its wires."""
-    text = _REMOVE + (_REMOVE_RUN if last else "")
+    text = _REMOVE
+    if last:
+        text += _REMOVE_RUN + (_REMOVE_COUNTS if limits is not None else "")
     return text.format(table=names.table, run=_chain(run_id), wire=wire)
 
 
@@ -226,22 +311,30 @@ def _messages(heard: bytes) -> Iterator[tuple[int, bytes]]:
         at += max(length + 3 & ~3, _HEADER.size)
 
 
-def firewall_conflict(listed: Iterable[Mapping[str, Any]]) -> str | None:
+def firewall_conflict(
+    listed: Iterable[Mapping[str, Any]], of_iptables: Collection[str] = OF_IPTABLES
+) -> str | None:
     """Return what may drop the packets of wires; None: nothing. `listed` are all chains of the node
     as `nft -j list chains` names them.
 
     An accept in our table does not undo a drop in another one. What rules these chains have is not
-    read: a node whose firewall is not known to let wires pass has Docker's networks.
+    read: a node whose firewall is not known to let wires pass has Docker's networks. Rules of ours
+    are in the families `of_iptables`.
     """
     for one in listed:
         chain = one.get("chain", {})
         table = f"{chain.get('family')} {chain.get('table')}"
         if chain.get("table") == _FIREWALLD:
             return "firewalld may reject what it has no zone for"
-        is_theirs = chain.get("family") not in _OF_IPTABLES
+        is_theirs = chain.get("family") not in of_iptables
         if is_theirs and chain.get("hook") == "forward" and chain.get("policy") == "drop":
             return f"the chain {chain.get('name')} of the table {table} drops what is forwarded"
     return None
+
+
+def has_zone(firewalld: str) -> bool:
+    """Return whether firewalld has a zone for wires. `firewalld`: its table, as nft lists it."""
+    return f'iifname "{WIRES}*"' in firewalld
 
 
 def outdated_firewall(forward: str) -> str | None:

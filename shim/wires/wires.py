@@ -14,10 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
+from typing import Any
 
 import msgspec
 
-from shim.wires import rules, wiring
+from shim.errors import EngineError
+from shim.wires import connections, rules, wiring
+from shim.wires.connections import Limits
 from shim.wires.namespace import (
     AddressTaken,
     AlreadyThere,
@@ -39,6 +42,7 @@ _DOCKER_USER = "DOCKER-USER"
 _IPTABLES, _IP6TABLES = ("iptables", "--wait"), ("ip6tables", "--wait")
 _IPV4, _IPV6 = "/proc/sys/net/ipv4", "/proc/sys/net/ipv6/conf"
 _ADVERTISEMENTS = f"{_IPV6}/default/accept_ra"
+_LEGACY_TABLES = "/proc/net/ip_tables_names"
 _NO_FORWARDING = "the node does not forward IPv4 (sysctl net.ipv4.ip_forward=1)"
 
 
@@ -52,9 +56,20 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wires:
-    """The wires of one shim. Blocking, for the engine's threads; several may call at once."""
+    """The wires of one shim. Blocking, for the engine's threads; several may call at once.
 
-    def __init__(self, install_id: str, namespace: Namespace) -> None:
+    `bridges_of_engine` names the bridges of the engine's networks. Raises EngineError.
+    """
+
+    def __init__(
+        self,
+        install_id: str,
+        namespace: Namespace,
+        bridges_of_engine: Callable[[], Collection[str]] = frozenset,
+    ) -> None:
+        self._bridges_of_engine = bridges_of_engine
+        self._own_bridges = frozenset[str]()
+        """Bridges with the default route that are not the engine's."""
         self._names = rules.Names(install_id)
         self._namespace = namespace
         self._attached: dict[str, Attachment] = {}
@@ -65,6 +80,11 @@ class Wires:
         """The runs of wires whose rules a thread is about to write."""
         self._cut: dict[str, IPv4Address] = {}
         """The addresses of wires that are cut, whose containers may be there still."""
+        self._ended: set[IPv4Address] = set()
+        """The addresses of containers that are gone, whose connections may be there still."""
+        self._size_of_table = 0
+        self._limits: Limits | None = None
+        self._written_limits: Limits | None = None
         self._subnet = IPv4Network("0.0.0.0/30")
         self._given: set[IPv4Address] = set()
         self._last = 0
@@ -75,6 +95,9 @@ class Wires:
         self._lock = threading.RLock()
         """For all of the above, and for the table: two transactions of nft at once may each find
         that the other has changed what they had read."""
+        self._forgetting = threading.Lock()
+        """An address that its task gets again must not be forgotten by a thread that began when
+        nobody had it."""
         self._making = tuple(threading.Lock() for _ in range(_STRIPES))
         """A wire is made by one thread at a time: `repair` finds one missing that a start makes."""
 
@@ -82,12 +105,35 @@ class Wires:
         """Return why the node's firewall may drop what wires send; None: as far as it is known, it
         does not. Raises WireError."""
         listed = json.loads(self._namespace.run("nft", "-j", "list", "chains"))
-        if (found := rules.firewall_conflict(listed.get("nftables", ()))) is not None:
+        is_legacy = "nf_tables" not in self._namespace.run("iptables", "--version")
+        of_iptables = () if is_legacy else rules.OF_IPTABLES
+        found = rules.firewall_conflict(listed.get("nftables", ()), of_iptables)
+        if found is None and not is_legacy:
+            found = self._conflict_of_legacy()
+        if found is not None:
             return found
         forward = ("nft", "list", "chain", "inet", "fairlead", "forward")
         if self._namespace.answers(*forward):
             return rules.outdated_firewall(self._namespace.run(*forward))
         return None
+
+    def _conflict_of_legacy(self) -> str | None:
+        """Return why the other kind of iptables may drop what wires send: a Docker engine that
+        began with it has its rules there, and the kernel asks both."""
+        try:
+            names = self._namespace.read(_LEGACY_TABLES).split()
+        except WireError:
+            return None
+        # To list a table that is not there would make it.
+        if "filter" not in names:
+            return None
+        try:
+            rule = self._namespace.run("iptables-legacy", "-S", "FORWARD").partition("\n")[0]
+        except WireError:
+            return None
+        if rule != "-P FORWARD DROP":
+            return None
+        return "iptables-legacy drops what is forwarded, and iptables here is another kind"
 
     def loses(self, heard: bytes) -> bool:
         """Return whether messages of nftables tell that `repair` has something to do."""
@@ -107,14 +153,17 @@ class Wires:
         self._attached = {self._names.wire(one.task_id): one for one in attached}
         self._expected = {}
         self._given = {*(one.address for one in self._attached.values()), *reserved}
+        self._ended = set()
         self._subnet = subnet
         # Which addresses rest is forgotten: from a random one on, a recent one is rarely met.
         self._last = random.choice(rules.addresses(subnet))
         self._check_node()
         self._has_ipv6 = self._kernel_has_ipv6 and self._forwards_ipv6()
         self._look_at_uplinks()
+        self._look_at_connections()
         for name in self._present() - set(self._attached):
             self._unlink(name)
+        self._forget_all_but(self._given)
         # Whole, because it may still name wires of containers that were removed meanwhile.
         self._write_table()
         self.repair()
@@ -153,10 +202,50 @@ class Wires:
         if not (uplinks := self._namespace.uplinks()):
             return
         # Each time: a device keeps its name when its MTU changes.
-        links = json.loads(self._namespace.run("ip", "-j", "link", "show"))
+        links = json.loads(self._namespace.run("ip", "-j", "-d", "link", "show"))
         sizes = (int(one["mtu"]) for one in links if one["ifname"] in uplinks)
         self._mtu = min(sizes, default=_USUAL_MTU)
-        self._uplinks = uplinks
+        self._uplinks = uplinks - self._closed_bridges(uplinks, links)
+
+    def _closed_bridges(
+        self, uplinks: Collection[str], links: Sequence[Mapping[str, Any]]
+    ) -> frozenset[str]:
+        """Return the uplinks that are an engine's bridges: containers are there, and a default
+        route over one leads to a container. An operator's bridge, to which an engine was told to
+        attach containers, has another port than theirs."""
+        bridges = {one["ifname"] for one in links if _kind(one) == "bridge"}
+        ways_out = {one.get("master") for one in links if _kind(one) != "veth"}
+        doubted = frozenset(bridges.intersection(uplinks) - ways_out)
+        if not doubted:
+            return frozenset()
+        try:
+            closed = doubted.intersection(self._bridges_of_engine())
+        # It may be away: what it has said before counts.
+        except EngineError as error:
+            log.warning("a bridge with the default route may be the engine's: %s", error)
+            return doubted - self._own_bridges
+        self._own_bridges = doubted - closed
+        return closed
+
+    def _look_at_connections(self) -> None:
+        """Follow the size of the table of connections, of which jobs may have a part. The kernel
+        tells it once something uses that table."""
+        try:
+            size = int(self._namespace.read(connections.TABLE_SIZE))
+        except (WireError, ValueError):
+            return
+        if size == self._size_of_table:
+            return
+        self._size_of_table = size
+        # 0 is for no end.
+        limits = Limits(size) if size else None
+        trial = rules.table(self._names, {"trial": ()}, limits=limits)
+        try:
+            self._namespace.run("nft", "-c", "-f", "-", given=trial)
+        except WireError as error:
+            log.warning("jobs may fill the node's table of connections: %s", error)
+            limits = None
+        self._limits = limits
 
     def give(self, taken: Collection[str] = (), wanted: str | None = None) -> str:
         """Return an address for a container; `wanted` is one that its task got before.
@@ -165,20 +254,32 @@ class Wires:
         """
         with self._lock:
             if wanted is not None and wanted not in taken and self._is_ours(IPv4Address(wanted)):
+                if IPv4Address(wanted) in self._ended:
+                    self._forget_ended()
                 self._given.add(IPv4Address(wanted))
                 return wanted
-            routed = self._routed()
-            among = rules.addresses(self._subnet)
-            start = among.index(self._last)
-            # On from the last one: an address rests before it is used again, so that late packets
-            # of its last container meet nobody.
-            for offset in range(1, len(among) + 1):
-                address = IPv4Address(among[(start + offset) % len(among)])
-                if address not in self._given and address not in routed:
-                    self._last = int(address)
-                    self._given.add(address)
-                    return str(address)
-        raise AddressTaken(f"all {len(among)} addresses for containers on this node are in use")
+            address = self._next_free()
+            if address is None:
+                self._forget_ended()
+                address = self._next_free()
+            if address is not None:
+                self._last = int(address)
+                self._given.add(address)
+                return str(address)
+        many = len(rules.addresses(self._subnet))
+        raise AddressTaken(f"all {many} addresses for containers on this node are in use")
+
+    def _next_free(self) -> IPv4Address | None:
+        routed = self._routed()
+        among = rules.addresses(self._subnet)
+        start = among.index(self._last)
+        # On from the last one: an address rests before it is used again, so that late packets of
+        # its last container meet nobody.
+        for offset in range(1, len(among) + 1):
+            address = IPv4Address(among[(start + offset) % len(among)])
+            if not any(address in held for held in (self._given, self._ended, routed)):
+                return address
+        return None
 
     def _is_ours(self, address: IPv4Address) -> bool:
         """Return whether a task may keep the address: a running container has its own also when
@@ -318,7 +419,7 @@ class Wires:
                 return
             last = run_id not in self._runs()
             try:
-                self._nft(rules.remove(self._names, run_id, name, last=last))
+                self._nft(rules.remove(self._names, run_id, name, self._written_limits, last=last))
             except WireError as error:
                 # Another program flushed the table: `repair` writes it without this wire.
                 log.warning("the rules of %s are not removed: %s", name, error)
@@ -333,14 +434,54 @@ class Wires:
             address = self._cut.pop(self._names.wire(task_id), None)
             if address is not None:
                 self._given.discard(address)
+                self._ended.add(address)
         return address
+
+    def _forget_ended(self) -> None:
+        """Remove what containers that are gone have left in the table of connections.
+
+        Not at their end: it takes some 10 ms, for one or for many. Until then nobody gets the
+        address, since the outside could still reach whoever had it.
+        """
+        with self._forgetting:
+            ended = tuple(self._ended)
+            if not ended:
+                return
+            packed = {address.packed for address in ended}
+            self._forget(lambda source: source in packed)
+            # Without the lock, under which a start may wait for this.
+            for address in ended:
+                self._ended.discard(address)
+
+    def _forget_all_but(self, kept: Collection[IPv4Address]) -> None:
+        """Remove the connections of all other addresses: an earlier life of the shim may have ended
+        before it did."""
+        packed = {address.packed for address in map(IPv4Address, rules.addresses(self._subnet))}
+        packed -= {address.packed for address in kept}
+        self._forget(lambda source: source in packed)
+
+    def _forget(self, is_stale: Callable[[bytes], bool]) -> None:
+        prefix = self._names.prefix.network_address.packed[:8]
+
+        def began_by_stale(source: bytes) -> bool:
+            # An IPv6 address of ours ends in the IPv4 address of the same container.
+            return (len(source) == 4 or source.startswith(prefix)) and is_stale(source[-4:])
+
+        try:
+            self._namespace.forget(began_by_stale)
+        # A kernel without ctnetlink: they end by themselves.
+        except WireError as error:
+            log.warning("%s", error)
 
     def repair(self) -> tuple[Attachment, ...]:
         """Put back what the node's firewall has lost, and follow its uplinks. Return those whose
         wire is gone."""
+        self._forget_ended()
         with self._lock:
             self._look_at_uplinks()
-            if self._uplinks != self._written_uplinks or not self._keeps_apart():
+            self._look_at_connections()
+            written = (self._uplinks, self._limits) == (self._written_uplinks, self._written_limits)
+            if not written or not self._keeps_apart():
                 log.info("writing the table %s", self._names.table)
                 self._write_table()
             self._tell_of_forwarding()
@@ -351,8 +492,8 @@ class Wires:
             return tuple(one for name, one in self._attached.items() if name not in present)
 
     def _write_table(self) -> None:
-        self._nft(rules.table(self._names, self._runs(), self._uplinks))
-        self._written_uplinks = self._uplinks
+        self._nft(rules.table(self._names, self._runs(), self._uplinks, self._limits))
+        self._written_uplinks, self._written_limits = self._uplinks, self._limits
 
     def _tell_of_forwarding(self) -> None:
         before, self._forwards = self._forwards, self._forwards_ipv4()
@@ -433,16 +574,24 @@ class Wires:
     def _add(self, runs: Mapping[str, str]) -> None:
         """Write the rules of wires, by name and run, and first what another program took away.
         Raises WireError."""
-        text = "".join(rules.add(self._names, run_id, name) for name, run_id in runs.items())
         try:
-            self._nft(text)
+            self._nft(self._additions(runs))
         except WireError:
             # `nft flush ruleset` a moment ago, and `repair` has not come yet: no fault of the node.
             if self._keeps_apart():
                 raise
             self.repair()
-            self._nft(text)
+            self._nft(self._additions(runs))
+
+    def _additions(self, runs: Mapping[str, str]) -> str:
+        limits = self._written_limits
+        return "".join(rules.add(self._names, run, name, limits) for name, run in runs.items())
 
     def _nft(self, text: str) -> None:
         with self._lock:
             self._namespace.run("nft", "-f", "-", given=text)
+
+
+def _kind(link: Mapping[str, Any]) -> str:
+    """Return the kind of a device, as ip-link(8) names it; empty: hardware."""
+    return str((link.get("linkinfo") or {}).get("info_kind", ""))

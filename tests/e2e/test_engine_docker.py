@@ -29,6 +29,7 @@ from shim.engines.base import (
     MountSpec,
     NodeFault,
 )
+from shim.engines.docker import oci_runtime
 from shim.engines.docker.engine import DockerEngine
 from shim.errors import EngineError
 from tests.support import images
@@ -375,6 +376,27 @@ async def test_a_volume_may_hold_up_nobody_either(
     wanted = msgspec.structs.replace(spec(docker_world, "t2", "exit 0"), image=image)
     with pytest.raises(EngineError, match="/etc/passwd of the image or of a volume is no file"):
         await docker_world.engine.create(msgspec.structs.replace(wanted, mounts=(mount,)))
+
+
+async def test_a_list_of_users_that_becomes_a_fifo_after_the_look_holds_up_nobody(
+    docker_world: EngineWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another job that shares the volume may do it at any time."""
+    monkeypatch.setattr(oci_runtime, "LOOK_SECONDS", 0.1)
+    volume = docker_world.folder / "etc"
+    volume.mkdir()
+    (volume / "passwd").write_text(_USERS)
+    mount = MountSpec(kind=VolumeKind.HOST, source=str(volume), target="/etc")
+    wanted = msgspec.structs.replace(spec(docker_world, "t1", "exit 0"), mounts=(mount,))
+    container_id = await docker_world.engine.create(wanted)
+    (volume / "passwd").unlink()
+    os.mkfifo(volume / "passwd")
+    async with asyncio.timeout(DEADLINE):
+        with pytest.raises(EngineError, match="became a FIFO, for which its start waited") as told:
+            await docker_world.engine.start(container_id)
+        assert not isinstance(told.value, NodeFault)
+        await docker_world.engine.remove("t1")
+    assert await docker_world.engine.list() == ()
 
 
 async def test_a_volume_on_the_way_of_an_images_link_may_hold_up_nobody(

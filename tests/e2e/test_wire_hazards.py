@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from shim.wires.guard import Guard
 from shim.wires.namespace import AddressTaken, Namespace, WireError
 from shim.wires.rtnetlink import Request
+from shim.wires.rules import Names
 from shim.wires.wires import Attachment, Wires
 from tests.support.daemons import run
 from tests.support.waiting import wait_until
@@ -373,6 +375,30 @@ def test_wires_whose_rules_are_written_together_lead_to_their_own_run_alone(
         assert one.reached(OUTSIDE, second.address, foreign.address) == [True, True, False]
         assert other.reached(OUTSIDE, first.address, foreign.address) == [True, True, False]
         assert third.reached(OUTSIDE, first.address, second.address) == [True, False, False]
+
+
+def test_a_guard_outlives_a_flush_and_ends_with_its_shim(node: WireNode) -> None:
+    guard, next_life = (Guard("guarded", node.namespace()) for _ in range(2))
+    guard.ensure()
+    node.inside("nft", "flush", "ruleset")
+    assert _guards(node) == [Names("guarded").guard]
+    next_life.ensure()
+    guard.close()
+    assert _guards(node) == []
+    next_life.ensure()
+    assert next_life._keeper is not None
+    next_life._keeper.kill()
+    wait_until(lambda: not _guards(node), what="the table to go with its program")
+    next_life.ensure()
+    assert _guards(node) == [Names("guarded").guard]
+    next_life.close()
+    assert _guards(node) == []
+    _docker_again(node)
+
+
+def _guards(node: WireNode) -> list[str]:
+    tables = node.inside("nft", "list", "tables").splitlines()
+    return [line.split()[2] for line in tables if line.endswith("_guard")]
 
 
 @pytest.mark.parametrize("is_expected", [True, False], ids=["expected", "attached"])

@@ -148,8 +148,10 @@ class WireLab:
 
 
 @contextmanager
-def wire_node(name: str, *, ipv6: bool = False) -> Iterator[WireNode]:
-    node = WireNode(name, ipv6=ipv6)
+def wire_node(
+    name: str, *, ipv6: bool = False, kind: type[WireNode] = WireNode
+) -> Iterator[WireNode]:
+    node = kind(name, ipv6=ipv6)
     # What Docker does where it switches forwarding on itself.
     for iptables in ("iptables", "ip6tables"):
         node.inside(iptables, "-P", "FORWARD", "DROP")

@@ -46,7 +46,7 @@ from shim.engines.docker.events import EventFollower
 from shim.engines.docker.exits import Exits
 from shim.engines.docker.handover import Way, hand_over, means_of
 from shim.engines.docker.images import DockerImages, UserFiles, folder_of
-from shim.engines.docker.oci_runtime import OciRuntime
+from shim.engines.docker.oci_runtime import OciRuntime, StartWatch
 from shim.errors import EngineError, StartError
 from shim.settings import AUTO_RUNTIME, Settings, check_runtime
 
@@ -56,6 +56,9 @@ _CALL_SECONDS = 60
 _START_TRIES = 5
 _THREADS = 16
 _FIRST_PAUSE = 0.05
+_WAITED_FOR_A_FIFO = (
+    "/etc/passwd or /etc/group of a volume became a FIFO, for which its start waited"
+)
 _HIDES_RUNTIME = (
     "the image hides /opt/fairlead/runtime: it has a VOLUME below it, or its user may not "
     "enter /opt"
@@ -96,7 +99,7 @@ class DockerEngine:
         self.exits = Exits(self._call, lambda: self._api, dialect)
         self._images = DockerImages(self._call, self._in_our_words, dialect)
         self._oci_runtime = OciRuntime(settings, install_id, dialect.kind, self._in_our_words)
-        self._user_files = UserFiles(self._call, f"fairlead-look-{install_id}")
+        self._user_files = UserFiles(self._call, f"fairlead-look-{install_id}", api)
         self._networks: ChosenNetworks | None = None
         """None until the engine is open."""
 
@@ -303,12 +306,16 @@ class DockerEngine:
         """Start a created container. The engine tries a few ports in a row and gives up when they
         are all taken; then it is asked again."""
         for left in reversed(range(_START_TRIES)):
+            watch = StartWatch(container_id)
             try:
-                await self._call(lambda: self._api.start(container_id))
+                async with watch:
+                    await self._call(lambda: self._api.start(container_id))
             # Before its base EngineError: the driver waits for the engine and repeats the step.
             except EngineUnavailable:
                 raise
             except EngineError as error:
+                if watch.has_ended_it:
+                    raise EngineError(_WAITED_FOR_A_FIFO) from None
                 if faults.is_of_its_address(error):
                     raise NodeFull(f"its address in the run's network is in use: {error}") from None
                 if "address already in use" not in str(error).lower():

@@ -19,6 +19,7 @@ from fairlead.wire.node import Finding, FindingLevel
 from shim.engines.docker.api import Client
 from shim.examination import INSTALL, Asked, NodeSetup, bad, ok, warn
 from shim.settings import NetworkKind
+from shim.wires.rules import has_zone
 
 IMAGES = "var/lib/docker"
 """The folder of the images, below the root."""
@@ -97,10 +98,12 @@ def judge_networks(found: NetworksOfNode, asked: Asked) -> Iterator[Finding]:
         yield ok(f"{found.networks} {one}s can have a network at once")
     if found.network_kind == NetworkKind.AGENT:
         yield ok("the shim connects containers itself")
-        if asked(("nft", "list", "table", "inet", "firewalld")).status == 0:
+        firewalld = asked(("nft", "list", "table", "inet", "firewalld"))
+        if firewalld.status == 0 and not has_zone(firewalld.output):
             yield warn(
                 "firewalld runs, and may reject what jobs send",
-                "restart the shim, which then takes the engine's networks (--networks auto)",
+                "give it a zone for them (docs/node-options.md, firewalld), or restart the shim, "
+                "which then takes the engine's networks (--networks auto)",
             )
     elif found.network_why is not None:
         yield ok(f"the engine connects containers, not the shim: {found.network_why}")

@@ -511,10 +511,10 @@ class UserFiles:
     and removed again, begin with `name`.
     """
 
-    def __init__(self, call: Call, name: str) -> None:
+    def __init__(self, call: Call, name: str, api: Any = None) -> None:
         self._call = call
         self._name = name
-        self._api: Any = None
+        self._api = api
         self._known: dict[str, frozenset[str]] = {}
         """The paths on the way to the image's files, by its id."""
         self._looking: dict[str, asyncio.Task[None]] = {}

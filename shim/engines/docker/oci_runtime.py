@@ -8,10 +8,14 @@ only a tried start tells.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import signal
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fairlead.wire.node import EngineKind, Finding, FindingLevel
@@ -25,6 +29,11 @@ _MAX_WAIT_SECONDS = 20.0
 """Of containers, for a trial. A loaded machine needs a second; an OCI runtime that hangs has a
 minute for each call to the engine."""
 _THREAD = "shim-oci-runtime"
+LOOK_SECONDS = 5.0
+_PROC = Path("/proc")
+_WAITS_FOR_A_WRITER = "wait_for_partner"
+"""The function of fs/pipe.c that opens a FIFO, as /proc/PID/wchan (proc(5)) names it."""
+_RUNTIMES = ("runc:[", "crun")
 _UNKNOWN = ("unknown runtime specified", "unknown or invalid runtime")
 
 
@@ -145,3 +154,57 @@ class OciRuntime:
             return None
         log.info("%s starts containers", runtime)
         return runtime
+
+
+class StartWatch:
+    """Ends an OCI runtime that waits for a FIFO in place of a container's list of users.
+
+    The lists are looked at before a start (`images.UserFiles`), but two jobs may share a volume
+    over /etc, and one may put a FIFO there after the look. The runtime opens it in the container
+    and waits for ever, and the engine with it: nobody can look at this container or remove it.
+
+    It looks as long as the context lasts. `has_ended_it`: there was such a runtime.
+    """
+
+    def __init__(self, container_id: str) -> None:
+        self._container_id = container_id
+        self.has_ended_it = False
+
+    async def __aenter__(self) -> StartWatch:
+        self._looking = asyncio.create_task(self._look(), name="a start that takes long")
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._looking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._looking
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if await asyncio.to_thread(_end_waiting, self._container_id):
+                self.has_ended_it = True
+                log.warning("container %s: its list of users is a FIFO", self._container_id)
+
+
+def _end_waiting(container_id: str) -> bool:
+    """Kill the container's runtime if it waits for a FIFO; return whether it did. Blocking."""
+    waiting = [one for one in _PROC.glob("[0-9]*") if _waits(one, container_id)]
+    for one in waiting:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(one.name), signal.SIGKILL)
+    return bool(waiting)
+
+
+def _waits(process: Path, container_id: str) -> bool:
+    """Return whether this process is the runtime, in the container's cgroup and not yet the job's
+    program: a job may wait for a FIFO of its own."""
+    try:
+        return (
+            container_id in (process / "cgroup").read_text()
+            and (process / "wchan").read_text() == _WAITS_FOR_A_WRITER
+            and (process / "comm").read_text().startswith(_RUNTIMES)
+        )
+    # It has ended meanwhile.
+    except OSError:
+        return False

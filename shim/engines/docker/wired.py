@@ -16,7 +16,9 @@ from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 from typing import Any
 
+import docker.errors
 import msgspec
+import requests.exceptions
 from docker.types import Mount
 
 from shim.engines.base import ContainerSpec, NodeFault, NodeFull
@@ -24,6 +26,7 @@ from shim.engines.docker import subnets
 from shim.engines.docker.api import Call, NotFound
 from shim.engines.docker.subnets import Subnets
 from shim.errors import EngineError
+from shim.wires.guard import Guard
 from shim.wires.namespace import AddressTaken, Namespace, ProcessEnded, WireError
 from shim.wires.rules import addresses
 from shim.wires.wires import Attachment, Wires
@@ -64,6 +67,7 @@ class WiredNetworks:
         self._repair_every = repair_every
         self._api: Any = None
         self._wires = Wires(install_id, Namespace())
+        self._guard = Guard(install_id, Namespace())
         self._given: dict[str, set[str]] = {}
         """The addresses of runs that have no container yet."""
         self._made: dict[str, tuple[str, str]] = {}
@@ -104,7 +108,7 @@ class WiredNetworks:
         made = [one for one in known if one["State"] == "created"]
         reserved = [one.address for one in map(_attachment, made) if one is not None]
         namespace = await self._call(lambda: Namespace.of_engine(engine_socket))
-        self._wires = Wires(self._install_id, namespace)
+        self._wires = Wires(self._install_id, namespace, self._bridges_of_engine)
         if (
             conflicts_count
             and (conflict := await self._call(self._wires.firewall_conflict)) is not None
@@ -117,11 +121,21 @@ class WiredNetworks:
             raise WireError(f"all of {among} is used by its routes or networks of the engine")
         self.capacity = len(addresses(subnet))
         await self._call(lambda: self._wires.open(attached, subnet, reserved))
+        self._guard = Guard(self._install_id, namespace)
+        await self._call(self._guard.ensure)
         self.is_open = True
         for one in attached:
             await self._take_over(one)
         await self._watch(namespace)
         self._repairing = asyncio.create_task(self._repair(), name="wires of containers")
+
+    def _bridges_of_engine(self) -> frozenset[str]:
+        """Return the names of the bridges of the engine's networks. Blocking. Raises WireError."""
+        try:
+            found = self._api.networks()
+        except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+            raise WireError(f"the engine does not tell its bridges: {error}") from None
+        return frozenset(map(_bridge_of, found))
 
     async def _watch(self, namespace: Namespace) -> None:
         """Wake the repair when rules are removed from the node's firewall."""
@@ -155,6 +169,7 @@ class WiredNetworks:
     async def close(self) -> None:
         await self.stop_repairing()
         if self.is_open:
+            await self._call(self._guard.close)
             await self._call(self._wires.close)
 
     async def stop_repairing(self) -> None:
@@ -298,7 +313,9 @@ class WiredNetworks:
                     await self._watched.wait()
             self._watched.clear()
             try:
-                for one in await self._call(self._wires.repair):
+                gone = await self._call(self._wires.repair)
+                await self._call(self._guard.ensure)
+                for one in gone:
                     # One that has ended lost it with its namespace, and waits for its removal.
                     if await self._take_over(one):
                         log.warning("task %s had lost its network and has it again", one.task_id)
@@ -306,6 +323,12 @@ class WiredNetworks:
                 log.warning("the networks of containers are not repaired: %s", error)
             # An engine that starts removes dozens of rules, one after the other.
             await asyncio.sleep(_REST_SECONDS)
+
+
+def _bridge_of(network: Mapping[str, Any]) -> str:
+    """Return the name of a network's bridge: the one that it was given, else Docker's for it."""
+    given = (network.get("Options") or {}).get("com.docker.network.bridge.name")
+    return str(given or f"br-{network['Id'][:_ID]}")
 
 
 def is_in_cgroup_of(container_id: str, pid: int) -> bool:

@@ -253,6 +253,8 @@ def test_the_doctor_says_who_connects_containers_and_why() -> None:
     ]
     (*_, late) = judge_networks(wired, says(nft="table"))
     assert (late.level, "firewalld" in late.message) == (WARNING, True)
+    with_a_zone = says(nft='iifname "fl-w*" goto filter_FWD_fairlead')
+    assert levels(judge_networks(wired, with_a_zone)) == [OK, OK]
     left = NetworksOfNode(networks=62, network_kind="docker", network_why="no nft")
     (*_, why) = judge_networks(left, no_firewalld)
     assert (why.level, "no nft" in why.message) == (OK, True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import re
 import struct
+import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,7 +18,9 @@ import pytest
 
 from shim.engines.base import NodeFault
 from shim.engines.docker import wired
-from shim.wires import netlink, rtnetlink, rules, wiring
+from shim.wires import connections, guard, netlink, rtnetlink, rules, wiring
+from shim.wires.connections import CLOSED_SECONDS, TABLE_SIZE, Limits
+from shim.wires.guard import Guard
 from shim.wires.namespace import ROUTES, AddressTaken, Namespace, WireError
 from shim.wires.rtnetlink import Request
 from shim.wires.wires import Attachment, Wires
@@ -40,21 +44,78 @@ def test_no_bridge_of_a_run_is_taken_for_a_wire() -> None:
     assert not set(rules.WIRES.removeprefix("fl-")) & set("0123456789abcdef")
 
 
-def test_the_whole_table_is_what_its_additions_would_make() -> None:
-    table = rules.table(NAMES, {"run": [NAMES.wire("t1")]})
-    added = rules.add(NAMES, "run", NAMES.wire("t1"))
-    (jump,) = [line for line in added.splitlines() if "jump" in line]
-    (rule,) = [line for line in added.splitlines() if line.startswith("add rule")]
+LIMITED = pytest.mark.parametrize("limits", [None, Limits(262144)])
+
+
+@LIMITED
+def test_the_whole_table_is_what_its_additions_would_make(limits: Limits | None) -> None:
+    table = rules.table(NAMES, {"run": [NAMES.wire("t1")]}, limits=limits)
+    added = rules.add(NAMES, "run", NAMES.wire("t1"), limits).splitlines()
+    (jump,) = [line for line in added if line.startswith("add element") and "jump" in line]
     assert jump in table
-    assert rule.partition(" oifname ")[2] in table
+    lines = [line.strip() for line in table.splitlines()]
+    parts = [line.split(maxsplit=5)[5] for line in added if line.startswith("add rule")]
+    assert len(parts) == (4 if limits else 1)
+    first = lines.index(parts[0])
+    assert lines[first : first + len(parts)] == parts
 
 
-def test_what_is_removed_is_what_was_added() -> None:
-    added = rules.add(NAMES, "run", NAMES.wire("t1"))
-    removed = rules.remove(NAMES, "run", NAMES.wire("t1"), last=True)
-    chain = next(line.split()[-1] for line in added.splitlines() if line.startswith("add chain"))
-    assert f"delete chain inet {NAMES.table} {chain}\n" in removed
-    assert "delete chain" not in rules.remove(NAMES, "run", NAMES.wire("t1"), last=False)
+@LIMITED
+def test_what_is_removed_is_what_was_added(limits: Limits | None) -> None:
+    added = rules.add(NAMES, "run", NAMES.wire("t1"), limits).splitlines()
+    removed = rules.remove(NAMES, "run", NAMES.wire("t1"), limits, last=True).splitlines()
+    things = [line.split()[1:5] for line in added if line.startswith(("add chain", "add set"))]
+    for thing in things:
+        assert f"delete {' '.join(thing)}" in removed
+    left = rules.remove(NAMES, "run", NAMES.wire("t1"), limits, last=False)
+    assert "delete chain" not in left
+    assert "delete set" not in left
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 65536, 262144, 4_000_000])
+def test_what_jobs_may_have_of_the_table_leaves_the_node_an_eighth(size: int) -> None:
+    limits = Limits(size)
+    closed = limits.of_all.burst + (limits.of_all.rate - 1) * CLOSED_SECONDS
+    assert limits.of_all.open + closed <= size * 7 / 8
+    for limit in (limits.of_run, limits.of_all):
+        _, count = limit.counted_in("s")
+        found = re.search(r"mod (\d+) ct count over (\d+) ", count)
+        assert found is not None
+        buckets, each = map(int, found.groups())
+        assert 0 < buckets * each <= max(limit.open, 1) or limit.open == 0
+        assert each <= 2 * 32
+
+
+def _described(address: bytes, kind: int = 1) -> bytes:
+    """What the kernel says of a connection, without the message's own header."""
+
+    def part(kind: int, content: bytes) -> bytes:
+        return struct.pack("=HH", 4 + len(content), kind) + content
+
+    beginner = part(0x8001, part(0x8001, part(kind, address)) + part(0x8002, b"port"))
+    status, number = part(3, b"stat"), part(12, b"numb")
+    return bytes((2, 0, 0, 0)) + beginner + status + number
+
+
+def test_a_connection_is_known_by_who_began_it_and_removed_by_its_number() -> None:
+    body = _described(bytes((10, 0, 0, 1)))
+    assert connections.beginner_in(body) == bytes((10, 0, 0, 1))
+    asked = connections.removal(body)
+    assert struct.unpack_from("=IH", asked) == (len(asked), 0x102)
+    assert b"port" in asked
+    assert b"numb" in asked
+    assert b"stat" not in asked
+    address6 = bytes(range(16))
+    assert connections.beginner_in(_described(address6, 3)) == address6
+
+
+@pytest.mark.parametrize("cut", range(20))
+def test_half_a_connection_began_nowhere(cut: int) -> None:
+    assert connections.beginner_in(_described(bytes(4))[:cut]) == b""
+
+
+def test_of_another_kind_of_address_nobody_is_known() -> None:
+    assert connections.beginner_in(_described(bytes(4), 7)) == b""
 
 
 @pytest.mark.parametrize(
@@ -203,6 +264,9 @@ class QuietNamespace(Namespace):
     def change(self, requests: Iterable[Request]) -> None:
         """Take them as made."""
 
+    def forget(self, is_stale: Callable[[bytes], bool]) -> int:
+        return 0
+
     def read(self, path: str) -> str:
         return "1\n" if path.endswith(("/ip_forward", "/forwarding")) else ""
 
@@ -303,6 +367,7 @@ class MovingNamespace(FlushedNamespace):
     for wires."""
 
     uplink, mtu = "eth0", 1500
+    kind, port = "veth", '"linkinfo": {"info_kind": "veth"}'
 
     def __init__(self) -> None:
         super().__init__()
@@ -317,8 +382,10 @@ class MovingNamespace(FlushedNamespace):
         self.asked += [one.words for one in requests]
 
     def run(self, *argv: str, given: str = "") -> str:
-        if argv[:3] == ("ip", "-j", "link"):
-            return f'[{{"ifname": "{self.uplink}", "mtu": {self.mtu}}}]'
+        if argv[:4] == ("ip", "-j", "-d", "link"):
+            kind = f'"linkinfo": {{"info_kind": "{self.kind}"}}'
+            port = f'{{"ifname": "port", "mtu": 1500, "master": "{self.uplink}", {self.port}}}'
+            return f'[{{"ifname": "{self.uplink}", "mtu": {self.mtu}, {kind}}}, {port}]'
         return super().run(*argv, given=given)
 
     def read(self, path: str) -> str:
@@ -370,6 +437,152 @@ def _refused(*argv: str, given: str = "") -> str:
     if argv[0] == "nft":
         raise WireError("nft: refused")
     return '[{"ifname": "br0", "mtu": 1500}]'
+
+
+def test_a_kernel_that_cannot_limit_connections_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    namespace = MovingNamespace()
+    wires = _opened(namespace)
+    namespace.settings[TABLE_SIZE] = "65536\n"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(namespace, "run", _refuses_trials(namespace.run))
+        for _ in range(2):
+            wires.repair()
+    assert caplog.text.count("jobs may fill the node's table of connections: nft: no numgen") == 1
+    assert namespace.given == [rules.table(NAMES, {}, ("eth0",))]
+
+
+def _refuses_trials(run: Callable[..., str]) -> Callable[..., str]:
+    def answers(*argv: str, given: str = "") -> str:
+        if "-c" in argv:
+            raise WireError("nft: no numgen")
+        return run(*argv, given=given)
+
+    return answers
+
+
+def test_the_limits_follow_the_size_of_the_table() -> None:
+    namespace = MovingNamespace()
+    wires = _opened(namespace)
+    for size, limits in (("65536", Limits(65536)), ("0", None), ("131072", Limits(131072))):
+        namespace.settings[TABLE_SIZE] = size
+        namespace.given.clear()
+        wires.repair()
+        wires.repair()
+        written = rules.table(NAMES, {}, ("eth0",), limits)
+        assert [one for one in namespace.given if '"trial"' not in one][-1:] == [written]
+
+
+class KnowingNamespace(QuietNamespace):
+    """Has connections that these addresses began."""
+
+    def __init__(self, *known: str) -> None:
+        super().__init__()
+        self.known = [IPv4Address(one).packed for one in known]
+        self.looks = 0
+
+    def forget(self, is_stale: Callable[[bytes], bool]) -> int:
+        self.looks += 1
+        self.known = [one for one in self.known if not is_stale(one)]
+        return 0
+
+
+def test_an_address_is_given_again_once_its_connections_are_forgotten() -> None:
+    namespace = KnowingNamespace("10.80.0.1", "10.80.0.2", "10.0.0.9")
+    wires = Wires("install-1", namespace)
+    wires.open((ATTACHED,), IPv4Network("10.80.0.0/30"))
+    # Those of an earlier life's containers.
+    assert namespace.known == [ATTACHED.address.packed, IPv4Address("10.0.0.9").packed]
+    assert wires.give() == "10.80.0.1"
+    wires.detach("t1")
+    assert namespace.looks == 1
+    assert wires.give() == str(ATTACHED.address)
+    assert namespace.known == [IPv4Address("10.0.0.9").packed]
+    wires.repair()
+    assert namespace.looks == 2
+
+
+def test_a_task_gets_its_address_again_without_earlier_connections() -> None:
+    namespace = KnowingNamespace(str(ATTACHED.address))
+    wires = Wires("install-1", namespace)
+    wires.open((ATTACHED,), IPv4Network("10.80.0.0/24"))
+    wires.detach("t1")
+    assert wires.give(wanted=str(ATTACHED.address)) == str(ATTACHED.address)
+    assert namespace.known == []
+    namespace.known = [ATTACHED.address.packed]
+    wires.repair()
+    assert namespace.known == [ATTACHED.address.packed]
+
+
+class Bridging:
+    """A node whose default route is the bridge `foo`, and an engine that tells these bridges."""
+
+    def __init__(self, *told: str) -> None:
+        self.told, self.asked, self.is_away = frozenset(told), 0, False
+        self.namespace = MovingNamespace()
+        self.namespace.kind, self.namespace.uplink = "bridge", "foo"
+        self.wires = Wires("install-1", self.namespace, self._bridges)
+
+    def _bridges(self) -> frozenset[str]:
+        self.asked += 1
+        if self.is_away:
+            raise WireError("the engine is away")
+        return self.told
+
+    def open(self) -> None:
+        self.wires.open((), IPv4Network("10.80.0.0/24"))
+
+    @property
+    def way_out(self) -> str:
+        (line,) = [one for one in self.namespace.given[-1].splitlines() if "oifkind" in one]
+        return line.strip().partition("meta oifkind")[0]
+
+
+_OPEN = 'oifname != { "foo" } '
+
+
+def test_an_engines_bridge_is_closed_whatever_it_is_called() -> None:
+    node = Bridging("foo")
+    node.open()
+    assert node.way_out == ""
+
+
+def test_a_bridge_that_the_engine_does_not_know_is_open_also_while_it_is_away() -> None:
+    node = Bridging("docker0")
+    node.open()
+    node.is_away = True
+    node.wires.repair()
+    assert node.way_out == _OPEN
+    node.is_away, node.told = False, frozenset({"foo"})
+    node.wires.repair()
+    assert node.way_out == ""
+
+
+@pytest.mark.parametrize("port", ['"linkinfo": {"info_kind": "bond"}', '"link": "hardware"'])
+def test_a_bridge_with_a_way_out_of_its_own_is_open_also_to_containers_of_the_engine(
+    port: str,
+) -> None:
+    node = Bridging("foo")
+    node.namespace.port = port
+    node.open()
+    assert (node.way_out, node.asked) == (_OPEN, 0)
+
+
+def test_a_bridge_is_closed_until_the_engine_answers() -> None:
+    node = Bridging("docker0")
+    node.is_away = True
+    node.open()
+    assert node.way_out == ""
+    node.is_away = False
+    node.wires.repair()
+    assert node.way_out == _OPEN
+
+
+def test_the_bridges_of_an_engine_are_those_that_it_was_told_and_its_own() -> None:
+    named = {"Id": "a" * 64, "Options": {"com.docker.network.bridge.name": "foo"}}
+    assert wired._bridge_of(named) == "foo"
+    assert wired._bridge_of({"Id": "0123456789abcdef", "Options": None}) == "br-0123456789ab"
 
 
 @pytest.mark.parametrize("uplink", ["tun0", "eth0"])
@@ -882,3 +1095,41 @@ def test_the_table_stays_while_a_wire_is_expected() -> None:
     wires.expect(one.task_id, one.run_id)
     wires.close()
     assert not any("delete" in argv for argv in namespace.started)
+
+
+class OldNamespace(QuietNamespace):
+    """Its nft knows no tables with an owner."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.starts = 0
+
+    def answers(self, *argv: str) -> bool:
+        return False
+
+    def start(self, *argv: str, given: str) -> subprocess.Popen[str]:
+        self.starts += 1
+        return super().start("true", given=given)
+
+
+def test_a_node_without_tables_that_have_an_owner_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guard, "_MADE_WITHIN", 0.0)
+    caplog.set_level("INFO")
+    namespace = OldNamespace()
+    kept = Guard("install-1", namespace)
+    for _ in range(2):
+        kept.ensure()
+    assert namespace.starts == 1
+    assert caplog.text.count("would open the way between runs") == 1
+    kept.close()
+
+
+def test_a_guard_lets_pass_what_the_table_has_marked() -> None:
+    text = rules.guard(NAMES)
+    assert text.count("\n") == 1
+    assert (
+        f'iifname "{NAMES.wires}*" meta mark & {hex(rules.PASSED)} != {hex(rules.PASSED)}' in text
+    )
+    assert NAMES.guard != NAMES.table
