@@ -96,7 +96,8 @@ def _changed_at(folder: Path) -> float:
     """Return the Unix time of the last change in it."""
 
     def times() -> Iterator[float]:
-        for path in (folder, *folder.glob("*")):
+        # A log's files are in folders of their own.
+        for path in (folder, *folder.rglob("*")):
             with contextlib.suppress(OSError):
                 yield path.lstat().st_mtime
 

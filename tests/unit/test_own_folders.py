@@ -60,10 +60,12 @@ def test_a_folder_without_a_lock_stays_while_something_changes_there(
 ) -> None:
     """It is of a controller of an earlier version, which may run."""
     folder = tmp_path / KIND / ("a" * 16)
-    folder.mkdir(parents=True)
-    coming = folder / "coming"
+    of_attempt = folder / "attempt"
+    of_attempt.mkdir(parents=True)
+    coming = of_attempt / "coming"
     coming.touch()
     old = time.time() - UNUSED_SECONDS - 60.0
+    os.utime(of_attempt, (old, old))
     os.utime(folder, (old, old))
     own, _ = started(running, tmp_path, "https://one:8700")
     assert folder.exists()
