@@ -144,6 +144,7 @@ def _rentals(
         new_id=chance.new_id,
         month_of=month_began,
         spending=chosen.spending,
+        providers=frozenset(chosen.providers),
     )
     return FollowedRentals(
         placement, settings, snapshot.machines, snapshot.orphans, AtLeader(), ask_leader

@@ -32,7 +32,9 @@ from controller.store.sql import SqlStore
 from controller.store.sqlite import DATABASE_NAME
 from controller.store.turns import notes
 from controller.store.turns.changed_state import Beginning
+from fairlead.documents.machines import OrphanCosts
 from fairlead.model.reasons import Reason
+from fairlead.model.spec import Role
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AllocationState, AttemptStatus
 from tests.doubles.clock import ManualClock
 from tests.doubles.watched_databases import FollowedSqlite
@@ -63,10 +65,12 @@ class Leader:
         chance = Chance(new_id=self.ids, jitter=lambda: 0.0)
         self.pipeline = RunPipeline(store, self.clock, chance, JobSubmittedPipeline(self.ids))
         self.made = 0
+        self.chosen = Chosen(providers=("lab",))
+        """What the operator chose for the follower."""
 
         def made(beginning: Beginning) -> Copy:
             self.made += 1
-            return Copy(beginning, reader, self.clock, steady_chance(), Chosen())
+            return Copy(beginning, reader, self.clock, steady_chance(), self.chosen)
 
         self.following = Following(own, made, self.clock)
         self._names = 0
@@ -310,3 +314,16 @@ async def test_a_follower_has_the_orphans_as_they_are_stored(tmp_path: Path) -> 
         await leader.following.now()
         assert rentals.orphans == [other]
         assert leader.made == 1
+
+
+async def test_orphans_at_a_provider_that_the_file_names_no_more_count_at_no_controller(
+    tmp_path: Path,
+) -> None:
+    async with a_leader(tmp_path) as leader:
+        leader.chosen = Chosen(providers=("other",))
+        kept = known_orphan()
+        await leader.store.commit(Changes(orphans={kept.id: kept}))
+        copy = await leader.following.now()
+        ann = replace(ADA, name="ann", role=Role.ADMIN)
+        assert copy.service.machines.costs.orphans(ann) == OrphanCosts()
+        assert await copy.service.machines.costs.per_hour(ann) == 0.0
