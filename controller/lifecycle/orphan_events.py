@@ -54,7 +54,10 @@ class OrphanBook:
             if one.gone_at is None:
                 self._known[one.name] = one
                 continue
-            self._gone[one.id] = one
+            # Each turn goes through those that are gone. A list that was asked for before a machine
+            # ended makes it an orphan for a minute, which costs nothing.
+            if one.gone_at > one.costs_since:
+                self._gone[one.id] = one
             before = self._known.get(one.name)
             if before is not None and before.id == one.id:
                 del self._known[one.name]
