@@ -237,6 +237,15 @@ def key_used(run: str) -> Conflict:
     )
 
 
+def made_in_part(run: str) -> Conflict:
+    return Conflict(
+        f"the client key has made run {run}, and others of these runs are new; give each "
+        f"submission a new key",
+        code="client_key_used",
+        field="client_key",
+    )
+
+
 def wanted_name(submission: Submission, plan: Plan) -> str | None:
     """Return the requested name. An empty name is an error, not a missing name: it may come from a
     variable that is not set."""

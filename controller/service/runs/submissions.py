@@ -61,6 +61,7 @@ from controller.service.runs.submission_stages import (
     Submission,
     Submitted,
     key_used,
+    made_in_part,
     mapping_of,
     plan_of,
     wanted_name,
@@ -299,7 +300,7 @@ class SubmissionService:
         the submission in the field.
         """
         require_number(submissions)
-        keys = sorted({one.client_key for one in submissions if one.client_key is not None})
+        keys = sorted(_keys_of_act(submissions))
         async with AsyncExitStack() as alone:
             # As in `submit_all`: another request may have one of these keys alone.
             for key in keys:
@@ -313,6 +314,10 @@ class SubmissionService:
         earlier = [one.earlier for one in ready if one.earlier is not None]
         if len(earlier) == len(ready):
             return tuple(earlier)
+        for number, one in enumerate(ready):
+            if one.earlier is not None:
+                with numbered(number):
+                    raise made_in_part(one.earlier.run.name)
         order = in_order(
             [one.name for one in ready], [one.order.plan.policy.after for one in ready]
         )
@@ -497,6 +502,9 @@ class SubmissionService:
             # A gateway has claimed a host name for that of a service.
             if is_made_up and run.service is None:
                 return await self._made_again(ready, self._names.chosen(None))
+            has_name = self._names.live_id(run.name) is not None
+            if has_name and ready.order.submission.if_exists is IfExists.KEEP:
+                return await self._kept_instead(run.name, user)
             return self._names.taken(run.name, user)
         if isinstance(refusal, ParentGone):
             return await self._parent_ended(run.parent_id or "")
@@ -558,10 +566,22 @@ class SubmissionService:
             field="parent",
         )
 
+    async def _kept_instead(self, name: str, user: User) -> Submitted | Exception:
+        """Two that would keep the run were judged at the same time, and the other one made it."""
+        try:
+            return Submitted(state=await self._kept(name, user), kept=True)
+        except ServiceError as error:
+            return error
+
     async def _kept(self, name: str, user: User) -> RunState:
-        state = await self._runs.get(name)
-        require_control(user, state.run)
-        return state
+        if self._names.live_id(name) not in self._pipeline.runs:
+            # Its name is taken before it is committed, and until then nobody finds it.
+            await self._pipeline.settled()
+        live = self._pipeline.runs.get(self._names.live_id(name) or "")
+        if live is None:
+            raise self._names.taken(name, user)
+        require_control(user, live.run)
+        return live
 
     def _require_place(self, state: RunState) -> None:
         never = self._pipeline.scheduler.why_never(state)
@@ -608,6 +628,22 @@ def require_number(submissions: Sequence[Submission]) -> None:
     """Raise Invalid unless they can be submitted as one act."""
     if not 1 <= len(submissions) <= MAX_TOGETHER:
         raise Invalid(f"give 1 to {MAX_TOGETHER} runs", field="runs")
+
+
+def _keys_of_act(submissions: Sequence[Submission]) -> set[str]:
+    """Return the client keys of an act. Raises Invalid for one that stands twice: each of its runs
+    is new."""
+    found: set[str] = set()
+    for number, one in enumerate(submissions):
+        if one.client_key in found:
+            with numbered(number):
+                raise Invalid(
+                    "another one of these runs has this client key; give each a key of its own",
+                    field="client_key",
+                )
+        if one.client_key is not None:
+            found.add(one.client_key)
+    return found
 
 
 def require_new(submission: Submission) -> None:

@@ -235,3 +235,27 @@ async def test_the_same_keys_give_the_same_runs(
 async def test_two_runs_of_one_act_need_two_names(api: TestClient[Any, Any]) -> None:
     status, answer = await together(api, {"name": "same"}, {"name": "same"})
     assert (status, answer["error"]["field"]) == (400, "runs[1].name")
+
+
+async def test_an_act_whose_key_has_made_a_run_alone_makes_no_second_one(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    """All of them, or none: neither can the act be made nor is it what the key made."""
+    asked = {"configuration": {**HELLO, "name": "a"}, "client_key": "k1"}
+    made = await submit(api, **asked)
+    await end(api, "a", "stop")
+    status, answer = await together(api, {"name": "b"}, {"name": "a"}, key="k")
+    assert (status, answer["error"]["code"]) == (409, "client_key_used")
+    assert answer["error"]["field"] == "runs[1].client_key"
+    assert not controller.pipeline.runs
+    assert (await submit(api, **asked))["id"] == made["id"]
+
+
+async def test_a_key_that_stands_twice_in_an_act_is_refused(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    runs = [{"configuration": HELLO, "client_key": key} for key in ("a", "b", "a")]
+    async with api.post("/v1/runs/together", json={"runs": runs}) as answer:
+        error = (await answer.json())["error"]
+    assert (answer.status, error["field"]) == (400, "runs[2].client_key")
+    assert not controller.pipeline.runs

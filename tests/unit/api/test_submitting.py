@@ -10,6 +10,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.service.runs.names import KEPT_SECONDS, Takeovers
+from controller.service.runs.submission_stages import IfExists, Submission
 from fairlead.model.statuses import RunStatus
 from tests.unit.api.asking import HELLO, error_of, submit
 from tests.unit.api.conftest import USER_TOKEN, Controller
@@ -43,6 +44,18 @@ async def test_keep_submits_when_no_live_run_has_the_name(api: TestClient[Any, A
     status, run = await post(api, if_exists="keep")
     assert status == 201
     assert run["id"] != ended["id"]
+
+
+async def test_keep_waits_for_the_run_that_is_being_made(controller: Controller) -> None:
+    """Until then only its name is known: an ended run may have had that, too."""
+    user = controller.service.accounts.gate.users["ada"]
+    submit = controller.service.runs.submissions.submit
+    keep = Submission(configuration=HELLO, name="same", if_exists=IfExists.KEEP)
+    ended = await submit(keep, user=user)
+    await controller.service.runs.actions.stop("same", abort=True, user=user)
+    made, kept = await asyncio.gather(submit(keep, user=user), submit(keep, user=user))
+    assert (made.kept, kept.kept) == (False, True)
+    assert made.state.run.id == kept.state.run.id != ended.state.run.id
 
 
 async def test_replace_ends_the_live_run_and_submits_when_asked_again(

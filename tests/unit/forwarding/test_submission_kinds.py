@@ -304,6 +304,23 @@ async def test_two_that_replace_one_run_are_judged_one_after_the_other(submitted
     assert refused == (await leader.submit(**asked, client_key="c"))[1]
 
 
+async def test_two_that_keep_one_run_are_answered_with_it(submitted: Bed) -> None:
+    """They are judged at the same time, when neither has made it."""
+    leader, follower = await both(submitted)
+    await prepared(leader)
+    first = await on_the_way(leader, follower)
+    sending: list[asyncio.Task[Answer]] = []
+    for configuration in (WITH_CODE, WITH_CODE, SERVICE, TASK):
+        keep = follower.submit(configuration=configuration, name="same", if_exists="keep")
+        sending.append(asyncio.create_task(keep))
+        await eventually(lambda: waiting_at(follower) == len(sending))
+    leader.goes_on.set()
+    await first
+    answers = [await one for one in sending]
+    assert sorted(one[0] for one in answers) == [200, 200, 200, 201]
+    assert len({one[1]["id"] for one in answers}) == 1
+
+
 async def waiting_for_code(
     bed: Bed, monkeypatch: pytest.MonkeyPatch, leader: ALeader, follower: AFollower
 ) -> tuple[list[asyncio.Task[Answer]], asyncio.Event]:
