@@ -31,6 +31,8 @@ from controller.web.app import Dashboard
 from controller.web.assets import Assets
 from controller.web.sessions import PATH
 
+_TRIES = 3
+"""So often an answer is made while the copy takes over much; then it is the leader's."""
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 API = PATH + "/api"
 LEADER_AWAY = "Fairlead-Leader-Away"
@@ -238,8 +240,7 @@ class Answers:
             # Before the read: what is committed later may not be in the page.
             token = _known.set(_Known(self._feed.started, self._feed.revision))
             try:
-                copy = await self._following.now()
-                answered = await copy.endpoints[path](request)
+                answered = await self._whole(path, request)
             finally:
                 _known.reset(token)
             if is_alone() and not answered.prepared:
@@ -247,6 +248,23 @@ class Answers:
             return answered
 
         return answer
+
+    async def _whole(self, path: str, request: web.Request) -> web.StreamResponse:
+        """Return an answer that has all of each commit or nothing of it. Raises StoreError, what
+        the endpoint does, and NeedsLeader."""
+        for _ in range(_TRIES):
+            copy = await self._following.now()
+            before = copy.shown_in_parts
+            try:
+                answered = await copy.endpoints[path](request)
+            except Exception:
+                if copy.shown_in_parts == before:
+                    raise
+                continue
+            # One that has asked the database meanwhile may have seen a part.
+            if copy.shown_in_parts == before or answered.prepared:
+                return answered
+        raise NeedsLeader
 
     def keep(self, *, wanted: bool) -> None:
         """See `Following.keep`."""

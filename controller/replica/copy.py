@@ -7,6 +7,7 @@ from typing import cast
 
 import msgspec
 
+from controller.aio import MAX_AT_A_STRETCH
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock, month_began
 from controller.gateways.manager import Settings as GatewaySettings
@@ -72,6 +73,9 @@ class Copy:
     ) -> None:
         snapshot = beginning.snapshot
         self.turn = beginning.turn
+        self.shown_in_parts = 0
+        """How often others could see a part of what was committed at once. Who reads nothing else
+        between the reads of this state sees none."""
         self._gate = Gate(snapshot.users, snapshot.tokens, clock, snapshot.service_keys)
         self._vault = FollowedVault(snapshot.secrets)
         store = FollowedStore(reader)
@@ -119,6 +123,8 @@ class Copy:
 
     async def follow(self, turn: Turn, found: ChangedState) -> None:
         """Take over what was stored up to this turn. Raises LostTrack."""
+        if len(found.runs) > MAX_AT_A_STRETCH:
+            self.shown_in_parts += 1
         if found.accounts is not None:
             gate, accounts = self._gate, found.accounts
             gate.users = {user.name: user for user in accounts.users}

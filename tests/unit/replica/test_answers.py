@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import sqlalchemy as sa
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from msgspec.structs import replace
 
+from common.refusals import NotFound
 from controller.api.app import ROUTES
 from controller.clock import SystemClock, system_chance
 from controller.forwarding import reads
@@ -22,6 +26,7 @@ from controller.lifecycle.model import (
     NodeGpu,
     NodeStatus,
 )
+from controller.replica.alone import NeedsLeader
 from controller.replica.answers import ANSWERED, AnsweringCopy, Answers, FeedPosition, ForPages
 from controller.replica.copy import Chosen
 from controller.replica.reading import Following
@@ -135,6 +140,41 @@ async def test_each_list_of_a_follower_is_the_leaders(bed: Bed) -> None:
     await bed.stop("live")
     await bed.submit("live")
     await assert_equal(bed)
+
+
+class PartlyShown:
+    """A copy that takes over much during the first answers, and what follows the leader with it."""
+
+    def __init__(self, *partly: web.Response | Exception) -> None:
+        self.shown_in_parts = 0
+        self.endpoints = {"/v1/nodes": self._answer}
+        self._partly = list(partly)
+
+    async def now(self) -> PartlyShown:
+        return self
+
+    async def _answer(self, _: web.Request) -> web.Response:
+        if not self._partly:
+            return web.Response(text="whole")
+        self.shown_in_parts += 1
+        found = self._partly.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+async def told_by(copy: PartlyShown) -> web.StreamResponse:
+    answers = Answers(cast(Following[AnsweringCopy], copy), NoFeed())
+    return await answers.routes["/v1/nodes"](make_mocked_request("GET", "/v1/nodes"))
+
+
+async def test_nobody_gets_an_answer_with_a_part_of_a_commit() -> None:
+    copy = PartlyShown(web.Response(text="part"), NotFound("of a part"))
+    answer = await told_by(copy)
+    assert isinstance(answer, web.Response)
+    assert answer.text == "whole"
+    with pytest.raises(NeedsLeader):
+        await told_by(PartlyShown(*[web.Response(text="part")] * 4))
 
 
 async def status(bed: Bed, path: str, token: str = ADMIN_TOKEN, **more: str) -> int:

@@ -12,6 +12,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
+from controller.aio import MAX_AT_A_STRETCH
 from controller.clock import Chance
 from controller.lifecycle.inventory import MachinesPolicy
 from controller.lifecycle.machines.orphans import OrphanStatus
@@ -214,6 +215,30 @@ async def test_a_follower_that_nobody_asks_reads_only_what_changed(
             await leader.pipeline.admit(waiting(f"run-{number}", leader.ids, random))
         await leader.assert_is_followed()
         assert leader.made == 3
+
+
+async def test_what_is_taken_over_in_parts_is_told(tmp_path: Path) -> None:
+    """Others go on in between, and see a part of what was committed at once."""
+    random = Random(1)
+    async with a_leader(tmp_path) as leader:
+        copy = await leader.following.now()
+        seen: set[int] = set()
+
+        async def look() -> None:
+            while True:
+                if copy.shown_in_parts:
+                    seen.add(len(copy._pipeline.runs))
+                await asyncio.sleep(0)
+
+        for count, times in ((MAX_AT_A_STRETCH, 0), (MAX_AT_A_STRETCH + 1, 1)):
+            found = [waiting(f"run-{count}-{n}", leader.ids, random) for n in range(count)]
+            assert await leader.pipeline.admit_all(found) == [None] * count
+            looking = asyncio.create_task(look())
+            assert await leader.following.now() is copy
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+            assert copy.shown_in_parts == times
+        assert 2 * MAX_AT_A_STRETCH in seen
 
 
 def last_turn(folder: Path) -> int:
