@@ -1,7 +1,7 @@
 """Folders of copies, of which each controller has its own: several may share a data folder.
 
-The owner has a lock beside the folder while it runs. Of a folder whose lock is free nobody is the
-owner any more, for example because its controller has another URL now.
+An owner holds a lock beside the folder while it runs, which only owners share. A folder whose lock
+nobody holds has no owner any more, for example because its controller has another URL now.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class OwnFolders:
         parent = self._data / kind
         try:
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Another one with this URL ends, or this one does (docs/rules.md 14.16).
-            if (fd := _locked(parent / f"{self._own}{_LOCK}")) is not None:
-                self._locks.append(fd)
+            # Another one with this URL may be about to end (docs/rules.md 14.16), and shares it.
+            own = _locked(parent / f"{self._own}{_LOCK}", fcntl.LOCK_SH)
+            if own is not None:
+                self._locks.append(own)
             names = {one.name.removesuffix(_LOCK) for one in parent.iterdir()}
             for name in sorted(names - {self._own}):
                 if _NAME.fullmatch(name):
@@ -62,7 +63,7 @@ def _remove_unless_owned(folder: Path) -> None:
     lock = folder.with_name(folder.name + _LOCK)
     if not lock.exists() and time.time() - _changed_at(folder) < UNUSED_SECONDS:
         return
-    fd = _locked(lock)
+    fd = _locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if fd is None:
         return
     try:
@@ -73,12 +74,12 @@ def _remove_unless_owned(folder: Path) -> None:
         os.close(fd)
 
 
-def _locked(path: Path) -> int | None:
-    """Return the file with its lock; None: another process has it. Raises OSError."""
+def _locked(path: Path, how: int) -> int | None:
+    """Return the file with its lock; None: other processes have it. Raises OSError."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, how)
             # Another controller may have removed it before this one had the lock.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(fd), path.stat()):

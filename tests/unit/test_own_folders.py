@@ -55,6 +55,19 @@ def test_the_folder_of_a_controller_that_runs_stays(running: ExitStack, tmp_path
     assert not folder.exists()
 
 
+def test_a_controller_that_begins_while_another_with_its_url_ends_keeps_the_folder(
+    running: ExitStack, tmp_path: Path
+) -> None:
+    ending, folder = started(running, tmp_path, "https://one:8700")
+    began, _ = started(running, tmp_path, "https://one:8700")
+    ending.close()
+    started(running, tmp_path, "https://two:8700")
+    assert folder.exists()
+    began.close()
+    started(running, tmp_path, "https://three:8700")
+    assert not folder.exists()
+
+
 def test_a_folder_without_a_lock_stays_while_something_changes_there(
     running: ExitStack, tmp_path: Path
 ) -> None:
