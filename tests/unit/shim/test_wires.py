@@ -1097,33 +1097,82 @@ def test_the_table_stays_while_a_wire_is_expected() -> None:
     assert not any("delete" in argv for argv in namespace.started)
 
 
-class OldNamespace(QuietNamespace):
-    """Its nft knows no tables with an owner."""
+class GuardedNamespace(QuietNamespace):
+    """Has the guard's table as long as its program, which is `program` here. `why_not`: nft does
+    not take such a table. `looks` counts the questions for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *program: str) -> None:
         super().__init__()
-        self.starts = 0
+        self.program = program
+        self.why_not = ""
+        self.keepers: list[subprocess.Popen[str]] = []
+        self.looks = 0
+
+    def run(self, *argv: str, given: str = "") -> str:
+        if "-c" in argv and self.why_not:
+            raise WireError(self.why_not)
+        return super().run(*argv, given=given)
 
     def answers(self, *argv: str) -> bool:
-        return False
+        self.looks += 1
+        return any(one.poll() is None for one in self.keepers) and self.program == ("cat",)
 
     def start(self, *argv: str, given: str) -> subprocess.Popen[str]:
-        self.starts += 1
-        return super().start("true", given=given)
+        self.keepers.append(super().start(*self.program, given=given))
+        return self.keepers[-1]
 
 
-def test_a_node_without_tables_that_have_an_owner_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(guard, "_MADE_WITHIN", 0.0)
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
     caplog.set_level("INFO")
-    namespace = OldNamespace()
+    return lambda: caplog.text.count("would open the way between runs")
+
+
+def test_a_guard_is_looked_at_no_more_while_its_program_runs(told: Callable[[], int]) -> None:
+    namespace = GuardedNamespace("cat")
+    kept = Guard("install-1", namespace)
+    kept.ensure()
+    namespace.looks = 0
+    kept.ensure()
+    assert (len(namespace.keepers), namespace.looks) == (1, 0)
+    namespace.keepers[0].kill()
+    namespace.keepers[0].wait()
+    kept.ensure()
+    assert len(namespace.keepers) == 2
+    kept.close()
+    assert namespace.keepers[1].returncode == 0
+    assert told() == 0
+
+
+def test_a_node_without_tables_that_have_an_owner_is_told_once_and_asked_again(
+    told: Callable[[], int],
+) -> None:
+    namespace = GuardedNamespace("cat")
+    namespace.why_not = "nft: syntax error"
     kept = Guard("install-1", namespace)
     for _ in range(2):
         kept.ensure()
-    assert namespace.starts == 1
-    assert caplog.text.count("would open the way between runs") == 1
+    assert (told(), namespace.keepers) == (1, [])
+    # It was out of memory.
+    namespace.why_not = ""
+    kept.ensure()
+    assert len(namespace.keepers) == 1
     kept.close()
+
+
+@pytest.mark.parametrize(
+    ("program", "within"), [("true", 20.0), ("false", 20.0), ("tail", 0.0)], ids=str
+)
+def test_a_program_that_makes_no_table_is_told_once_and_does_not_stay(
+    monkeypatch: pytest.MonkeyPatch, told: Callable[[], int], program: str, within: float
+) -> None:
+    monkeypatch.setattr(guard, "_MADE_WITHIN", within)
+    namespace = GuardedNamespace(program)
+    kept = Guard("install-1", namespace)
+    for _ in range(2):
+        kept.ensure()
+    assert told() == 1
+    assert [one.returncode is None for one in namespace.keepers] == [False, False]
 
 
 def test_a_guard_lets_pass_what_the_table_has_marked() -> None:
