@@ -244,6 +244,24 @@ def test_another_firewall_is_doubted(chain: dict[str, Any], doubted: bool) -> No
     assert (rules.firewall_conflict([chain]) is not None) is doubted
 
 
+@pytest.mark.parametrize(
+    ("tables", "answer", "why"),
+    [
+        ("", "", None),
+        ("nat\n", "-P FORWARD DROP", None),
+        ("filter\n", "-P FORWARD ACCEPT\n-A FORWARD -j DROP", None),
+        ("filter\n", "-P FORWARD DROP\n", "drops what is forwarded"),
+        # The installed unit has no CAP_NET_RAW.
+        ("nat\nfilter\n", None, "cannot be read"),
+    ],
+)
+def test_rules_of_the_other_iptables_are_doubted_also_where_they_cannot_be_read(
+    tables: str, answer: str | None, why: str | None
+) -> None:
+    found = Wires("install-1", LegacyNamespace(tables, answer)).firewall_conflict()
+    assert found is None if why is None else why in str(found)
+
+
 ONE_SIDE = ("netlink",)
 """Makes the node's side of a wire, and then the container's."""
 
@@ -340,6 +358,26 @@ def test_the_uplinks_are_the_devices_with_a_default_route() -> None:
     assert ToldNamespace(route=_ROUTES).uplinks() == {"eth0"}
     assert ToldNamespace().uplinks() == frozenset()
     assert ToldNamespace(route=_ROUTES.replace("eth0", "*")).uplinks() == frozenset()
+
+
+class LegacyNamespace(QuietNamespace):
+    """Its iptables is nftables; iptables-legacy has these tables, and answers, or cannot."""
+
+    def __init__(self, tables: str, answer: str | None) -> None:
+        super().__init__()
+        self._tables, self._answer = tables, answer
+
+    def answers(self, *argv: str) -> bool:
+        return False
+
+    def read(self, path: str) -> str:
+        return self._tables
+
+    def run(self, *argv: str, given: str = "") -> str:
+        if argv[0] == "iptables-legacy" and self._answer is None:
+            raise WireError("Permission denied (you must be root)")
+        known = {"nft": "{}", "iptables": "iptables v1.8.9 (nf_tables)"}
+        return known.get(argv[0], self._answer or "")
 
 
 class FlushedNamespace(QuietNamespace):
@@ -451,6 +489,21 @@ def test_a_kernel_that_cannot_limit_connections_is_told_once(
             wires.repair()
     assert caplog.text.count("jobs may fill the node's table of connections: nft: no numgen") == 1
     assert namespace.given == [rules.table(NAMES, {}, ("eth0",))]
+    # It was out of memory.
+    wires.repair()
+    assert namespace.given[-1] == rules.table(NAMES, {}, ("eth0",), Limits(65536))
+
+
+def test_limits_stay_while_those_of_another_size_are_refused() -> None:
+    namespace = MovingNamespace()
+    namespace.settings[TABLE_SIZE] = "65536\n"
+    wires = _opened(namespace)
+    namespace.settings[TABLE_SIZE] = "131072\n"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(namespace, "run", _refuses_trials(namespace.run))
+        namespace.has_table = False
+        wires.repair()
+    assert namespace.given[-1] == rules.table(NAMES, {}, ("eth0",), Limits(65536))
 
 
 def _refuses_trials(run: Callable[..., str]) -> Callable[..., str]:
@@ -474,6 +527,19 @@ def test_the_limits_follow_the_size_of_the_table() -> None:
         assert [one for one in namespace.given if '"trial"' not in one][-1:] == [written]
 
 
+def test_a_program_that_cannot_be_started_is_an_error_that_the_next_look_survives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The unit has a limit of processes and of memory."""
+
+    def full(*argv: Any, **options: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    with pytest.raises(WireError, match="nft cannot be started: Resource temporarily unavailable"):
+        Namespace().run("nft", "list", "tables")
+
+
 class KnowingNamespace(QuietNamespace):
     """Has connections that these addresses began."""
 
@@ -481,9 +547,12 @@ class KnowingNamespace(QuietNamespace):
         super().__init__()
         self.known = [IPv4Address(one).packed for one in known]
         self.looks = 0
+        self.why_not = ""
 
     def forget(self, is_stale: Callable[[bytes], bool]) -> int:
         self.looks += 1
+        if self.why_not:
+            raise WireError(self.why_not)
         self.known = [one for one in self.known if not is_stale(one)]
         return 0
 
@@ -501,6 +570,25 @@ def test_an_address_is_given_again_once_its_connections_are_forgotten() -> None:
     assert namespace.known == [IPv4Address("10.0.0.9").packed]
     wires.repair()
     assert namespace.looks == 2
+
+
+def test_a_kernel_that_does_not_tell_of_connections_is_named_once_for_each_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    namespace = KnowingNamespace()
+    wires = Wires("install-1", namespace)
+    attached = [
+        msgspec.structs.replace(ATTACHED, task_id=f"t{number}", address=ATTACHED.address + number)
+        for number in range(5)
+    ]
+    wires.open(attached, IPv4Network("10.80.0.0/24"))
+    reasons = ("no ctnetlink", "no ctnetlink", "no memory", "", "no memory")
+    for one, why in zip(attached, reasons, strict=True):
+        namespace.why_not = why
+        wires.detach(one.task_id)
+        wires.repair()
+    told = [one.rpartition(": ")[2] for one in caplog.messages]
+    assert told == ["no ctnetlink", "no memory", "no memory"]
 
 
 def test_a_task_gets_its_address_again_without_earlier_connections() -> None:
