@@ -519,6 +519,8 @@ class UserFiles:
         """The paths on the way to the image's files, by its id."""
         self._looking: dict[str, asyncio.Task[None]] = {}
         """By the image's id: tasks that come together often have one image."""
+        self._expected: dict[str, None] = {}
+        """The ids of images that are looked at when nothing else is, the first one first."""
         self._lock = threading.Lock()
         """For the next two."""
         self._used = set[str]()
@@ -531,15 +533,25 @@ class UserFiles:
         self._api = api
 
     async def close(self) -> None:
+        self._expected.clear()
         for looking in (looks := tuple(self._looking.values())):
             looking.cancel()
         await asyncio.gather(*looks, return_exceptions=True)
 
     def expect(self, image: str) -> None:
-        """Begin to look at an image, by its id, of which a container may start soon. What is found
-        is told to `check`."""
-        if image not in self._known:
-            self._look(image)
+        """Look soon at an image, by its id, of which a container may start. What is found is told
+        to `check`.
+
+        One after the other: a node may have hundreds that it pulled ahead, and all are expected
+        when its shim starts. A start waits for none but its own.
+        """
+        if image not in self._known and image not in self._looking:
+            self._expected[image] = None
+            self._look_at_next()
+
+    def _look_at_next(self) -> None:
+        if self._expected and not self._looking:
+            self._look(next(iter(self._expected)))
 
     async def check(self, spec: ContainerSpec) -> None:
         """Raise EngineError if the engine must not open one of them."""
@@ -556,6 +568,7 @@ class UserFiles:
 
     def _look(self, image: str) -> asyncio.Task[None]:
         looking = self._looking.get(image)
+        self._expected.pop(image, None)
         if looking is None:
             looking = asyncio.create_task(self._look_at(image), name=f"users of {image}")
             self._looking[image] = looking
@@ -567,6 +580,7 @@ class UserFiles:
         del self._looking[image]
         if not ended.cancelled():
             ended.exception()  # asyncio logs an error that nobody took
+        self._look_at_next()
 
     async def _look_at(self, image: str) -> None:
         # dockerd reads what is below the mounts, the OCI runtime what is in them.
