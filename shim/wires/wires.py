@@ -455,7 +455,8 @@ class Wires:
             ended = tuple(self._ended)
             if not ended:
                 return
-            packed = {address.packed for address in ended}
+            # Another shim of this node may have the same subnet, and have given one of them since.
+            packed = {address.packed for address in {*ended} - self._routed()}
             self._forget(lambda source: source in packed)
             # Without the lock, under which a start may wait for this.
             for address in ended:
@@ -465,7 +466,8 @@ class Wires:
         """Remove the connections of all other addresses: an earlier life of the shim may have ended
         before it did."""
         packed = {address.packed for address in map(IPv4Address, rules.addresses(self._subnet))}
-        packed -= {address.packed for address in kept}
+        # Another shim of this node may have the same subnet: its containers go on.
+        packed -= {address.packed for address in (*kept, *self._routed())}
         self._forget(lambda source: source in packed)
 
     def _forget(self, is_stale: Callable[[bytes], bool]) -> None:

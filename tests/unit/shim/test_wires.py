@@ -541,7 +541,9 @@ def test_a_program_that_cannot_be_started_is_an_error_that_the_next_look_survive
 
 
 class KnowingNamespace(QuietNamespace):
-    """Has connections that these addresses began."""
+    """Has connections that these addresses began. `route`: what the kernel lists."""
+
+    route = ""
 
     def __init__(self, *known: str) -> None:
         super().__init__()
@@ -555,6 +557,9 @@ class KnowingNamespace(QuietNamespace):
             raise WireError(self.why_not)
         self.known = [one for one in self.known if not is_stale(one)]
         return 0
+
+    def read(self, path: str) -> str:
+        return self.route if path == ROUTES else super().read(path)
 
 
 def test_an_address_is_given_again_once_its_connections_are_forgotten() -> None:
@@ -570,6 +575,21 @@ def test_an_address_is_given_again_once_its_connections_are_forgotten() -> None:
     assert namespace.known == [IPv4Address("10.0.0.9").packed]
     wires.repair()
     assert namespace.looks == 2
+
+
+def test_the_containers_of_another_shim_keep_their_connections() -> None:
+    """Two shims of one node may give addresses of one subnet."""
+    theirs, since, stale = "10.80.0.1", "10.80.0.2", "10.80.0.9"
+    namespace = KnowingNamespace(theirs, stale)
+    namespace.route = _ROUTES
+    wires = Wires("install-1", namespace)
+    wires.open((ATTACHED,), IPv4Network("10.80.0.0/24"))
+    assert namespace.known == [IPv4Address(theirs).packed]
+    wires.detach("t1")
+    namespace.known = [IPv4Address(since).packed]
+    namespace.route = _ROUTES.replace("eth1", "fl-w2")
+    wires.repair()
+    assert namespace.known == [IPv4Address(since).packed]
 
 
 def test_a_kernel_that_does_not_tell_of_connections_is_named_once_for_each_reason(
