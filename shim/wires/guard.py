@@ -44,9 +44,11 @@ class Guard:
             self._make()
         except WireError as error:
             self.close()
-            if self._why_not != str(error):
-                log.info("`nft flush ruleset` would open the way between runs: %s", error)
-            self._why_not = str(error)
+            # nft shows the whole text below its first line.
+            why = str(error).partition("\n")[0]
+            if self._why_not != why:
+                log.info("`nft flush ruleset` would open the way between runs: %s", why)
+            self._why_not = why
         else:
             self._why_not = None
 

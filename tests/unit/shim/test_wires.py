@@ -1253,14 +1253,15 @@ def test_a_guard_is_looked_at_no_more_while_its_program_runs(told: Callable[[], 
 
 
 def test_a_node_without_tables_that_have_an_owner_is_told_once_and_asked_again(
-    told: Callable[[], int],
+    told: Callable[[], int], caplog: pytest.LogCaptureFixture
 ) -> None:
     namespace = GuardedNamespace("cat")
-    namespace.why_not = "nft: syntax error"
+    namespace.why_not = "nft -c: unknown table option owner\ntable inet {\n      ^^^"
     kept = Guard("install-1", namespace)
     for _ in range(2):
         kept.ensure()
     assert (told(), namespace.keepers) == (1, [])
+    assert "^" not in caplog.text
     # It was out of memory.
     namespace.why_not = ""
     kept.ensure()
