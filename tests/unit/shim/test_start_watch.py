@@ -107,7 +107,7 @@ async def test_a_busy_node_is_looked_at_less_and_less(
         await sleep(0)
 
     monkeypatch.setattr(oci_runtime, "_end_waiting", lambda _: False)
-    monkeypatch.setattr(oci_runtime.asyncio, "sleep", short)
+    monkeypatch.setattr(asyncio, "sleep", short)
     async with StartWatch(ID):
         while len(pauses) < 4:
             await sleep(0)
