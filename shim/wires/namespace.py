@@ -104,6 +104,9 @@ class Namespace:
             )
         except FileNotFoundError as error:
             raise WireError(f"{error.filename} is not installed on this node") from None
+        # No room for a process: TasksMax or MemoryMax of the unit.
+        except OSError as error:
+            raise WireError(f"{argv[0]} cannot be started: {error.strerror}") from None
         except subprocess.TimeoutExpired:
             raise WireError(f"{argv[0]} did not end in {_SECONDS:.0f} s") from None
         if done.returncode != 0:

@@ -98,11 +98,11 @@ _BRIDGES = """\
 table inet {table}
 delete table inet {table}
 table inet {table} {{
-    chain forward {{
-        type filter hook forward priority -10; policy accept;
+    chain leaves {{
+        type filter hook prerouting priority -90; policy accept;
         iifname "{wires}*" return
-        oifname "{wires}*" return
-        iifname "{bridges}*" oifname "{bridges}*" fib daddr . iif oif missing drop
+        iifname "{bridges}*" fib daddr oifname "{wires}*" return
+        iifname "{bridges}*" fib daddr oifname "{bridges}*" fib daddr . iif oif missing drop
     }}
 }}
 """
@@ -214,8 +214,10 @@ def bridges(table: str) -> str:
     """Return the whole table that keeps the engine's bridges of runs apart. It replaces one that is
     there, in one transaction.
 
-    A packet that stays in its run's network finds its way back over the bridge that it came from,
-    also one that only crosses this bridge and is seen because of br_netfilter.
+    A packet leaves its run's network if its way leads to such a bridge, and not to the one that it
+    came from. Kernels before 5.19 tell that only before they route it (nft_fib_validate), here
+    after Docker has translated its destination. So it holds for no multicast or broadcast, which
+    br_netfilter shows although it only crosses its bridge.
     """
     return _BRIDGES.format(table=table, bridges=BRIDGES, wires=WIRES)
 

@@ -44,6 +44,9 @@ _IPV4, _IPV6 = "/proc/sys/net/ipv4", "/proc/sys/net/ipv6/conf"
 _ADVERTISEMENTS = f"{_IPV6}/default/accept_ra"
 _LEGACY_TABLES = "/proc/net/ip_tables_names"
 _NO_FORWARDING = "the node does not forward IPv4 (sysctl net.ipv4.ip_forward=1)"
+_NO_LIMITS = "jobs may fill the node's table of connections"
+_NO_BRIDGES = "a bridge with the default route may be the engine's"
+_NOT_FORGOTTEN = "the next job with an ended one's address may get what is sent to that one"
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +85,8 @@ class Wires:
         """The addresses of wires that are cut, whose containers may be there still."""
         self._ended: set[IPv4Address] = set()
         """The addresses of containers that are gone, whose connections may be there still."""
+        self._told: dict[str, str | None] = {}
+        """Why each thing does not work; None: it works."""
         self._size_of_table = 0
         self._limits: Limits | None = None
         self._written_limits: Limits | None = None
@@ -129,8 +134,9 @@ class Wires:
             return None
         try:
             rule = self._namespace.run("iptables-legacy", "-S", "FORWARD").partition("\n")[0]
-        except WireError:
-            return None
+        # The shim's unit lacks CAP_NET_RAW, without which it lists nothing.
+        except WireError as error:
+            return f"rules of iptables-legacy are there and cannot be read ({error})"
         if rule != "-P FORWARD DROP":
             return None
         return "iptables-legacy drops what is forwarded, and iptables here is another kind"
@@ -222,8 +228,9 @@ class Wires:
             closed = doubted.intersection(self._bridges_of_engine())
         # It may be away: what it has said before counts.
         except EngineError as error:
-            log.warning("a bridge with the default route may be the engine's: %s", error)
+            self._tell(_NO_BRIDGES, error)
             return doubted - self._own_bridges
+        self._tell(_NO_BRIDGES)
         self._own_bridges = doubted - closed
         return closed
 
@@ -236,16 +243,17 @@ class Wires:
             return
         if size == self._size_of_table:
             return
-        self._size_of_table = size
         # 0 is for no end.
         limits = Limits(size) if size else None
         trial = rules.table(self._names, {"trial": ()}, limits=limits)
         try:
             self._namespace.run("nft", "-c", "-f", "-", given=trial)
+        # It may be for a moment, as with too little memory. Until then, what was written counts.
         except WireError as error:
-            log.warning("jobs may fill the node's table of connections: %s", error)
-            limits = None
-        self._limits = limits
+            self._tell(_NO_LIMITS, error)
+            return
+        self._tell(_NO_LIMITS)
+        self._size_of_table, self._limits = size, limits
 
     def give(self, taken: Collection[str] = (), wanted: str | None = None) -> str:
         """Return an address for a container; `wanted` is one that its task got before.
@@ -447,7 +455,8 @@ class Wires:
             ended = tuple(self._ended)
             if not ended:
                 return
-            packed = {address.packed for address in ended}
+            # Another shim of this node may have the same subnet, and have given one of them since.
+            packed = {address.packed for address in {*ended} - self._routed()}
             self._forget(lambda source: source in packed)
             # Without the lock, under which a start may wait for this.
             for address in ended:
@@ -457,7 +466,8 @@ class Wires:
         """Remove the connections of all other addresses: an earlier life of the shim may have ended
         before it did."""
         packed = {address.packed for address in map(IPv4Address, rules.addresses(self._subnet))}
-        packed -= {address.packed for address in kept}
+        # Another shim of this node may have the same subnet: its containers go on.
+        packed -= {address.packed for address in (*kept, *self._routed())}
         self._forget(lambda source: source in packed)
 
     def _forget(self, is_stale: Callable[[bytes], bool]) -> None:
@@ -471,7 +481,17 @@ class Wires:
             self._namespace.forget(began_by_stale)
         # A kernel without ctnetlink: they end by themselves.
         except WireError as error:
-            log.warning("%s", error)
+            self._tell(_NOT_FORGOTTEN, error)
+        else:
+            self._tell(_NOT_FORGOTTEN)
+
+    def _tell(self, what: str, error: EngineError | None = None) -> None:
+        """Log what does not work, or works again. It is tried every few seconds: each reason is
+        logged once."""
+        why = None if error is None else str(error)
+        if why is not None and self._told.get(what) != why:
+            log.warning("%s: %s", what, why)
+        self._told[what] = why
 
     def repair(self) -> tuple[Attachment, ...]:
         """Put back what the node's firewall has lost, and follow its uplinks. Return those whose

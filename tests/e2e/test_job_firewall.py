@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from ipaddress import IPv4Interface
 from pathlib import Path
 
 import pytest
 
 from shim.engines.docker.request import cgroup_parent
-from shim.wires.rules import BRIDGES
+from shim.wires.rules import BRIDGES, Names, bridges
 from tests.support import images
 from tests.support.daemons import Daemon, DaemonFailed, run
 from tests.support.docker_daemon import DockerDaemon
@@ -43,6 +45,29 @@ for port in map(int, sys.argv[2:]):
     family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
     listener = socket.create_server((sys.argv[1], port), family=family)
     threading.Thread(target=serve, args=(listener,)).start()
+"""
+
+
+_HEAR = """
+import socket, struct
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+    s.bind(("", 5000))
+    any_device = struct.pack("4s4s", socket.inet_aton("239.1.1.1"), bytes(4))
+    s.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, any_device)
+    s.settimeout(20)
+    print("listening", flush=True)
+    heard = set()
+    while len(heard) < 4:
+        heard.add(s.recv(100).decode())
+"""
+_SAY = """
+import socket, sys, time
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+    while True:
+        for to in sys.argv[1:]:
+            s.sendto(to.encode(), (to, 5000))
+        time.sleep(0.05)
 """
 
 
@@ -243,3 +268,35 @@ def test_runs_stay_apart_where_the_engines_own_rules_were_flushed(node: Node, cl
     finally:
         node.dockerd.docker("rm", "-f", "server")
         node.dockerd.docker("network", "rm", "of-another")
+
+
+def test_tasks_of_a_run_hear_each_others_multicast(node: Node, closed: None) -> None:
+    """With br_netfilter, as Docker loads it, the firewall sees what a bridge alone passes on."""
+    node.run("sh", "-c", "echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables")
+    table = Names("i").bridges
+    node.run("sh", "-c", f"nft -f - << 'end'\n{bridges(table)}end")
+    pids = []
+    for name in ("hears", "says"):
+        options = ("--network", "of-a-run", "--name", name)
+        node.dockerd.docker("run", "-d", *options, "busybox", "sleep", "1000")
+        pids.append(node.dockerd.docker("inspect", "-f", "{{.State.Pid}}", name))
+    try:
+        look = "{{range .NetworkSettings.Networks}}{{.IPAddress}}/{{.IPPrefixLen}}{{end}}"
+        own = IPv4Interface(node.dockerd.docker("inspect", "-f", look, "hears"))
+        to = map(str, (own.ip, own.network.broadcast_address, "239.1.1.1", "255.255.255.255"))
+        with _python_of(pids[0], _HEAR) as hears:
+            assert hears.stdout is not None
+            assert hears.stdout.readline() == "listening\n"
+            with _python_of(pids[1], _SAY, *to) as says:
+                code = hears.wait()
+                says.kill()
+            assert code == 0
+    finally:
+        node.dockerd.docker("rm", "-f", "hears", "says")
+        node.run("nft", "delete", "table", "inet", table)
+
+
+def _python_of(pid: str, script: str, *argv: str) -> subprocess.Popen[str]:
+    """Run a script in the network of a container, as one of its processes."""
+    words = ["nsenter", f"--net=/proc/{pid}/ns/net", sys.executable, "-c", script, *argv]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)

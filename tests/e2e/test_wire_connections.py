@@ -298,3 +298,15 @@ def test_an_ended_container_leaves_nothing_in_the_table(lab: WireLab, node: Wire
     of_gone = (f"src={one.exploded} " for one in (gone.address, lab.names.address6(gone.address)))
     of_kept = (f"src={one.exploded} " for one in (kept.address, lab.names.address6(kept.address)))
     assert [one in known for one in (*of_gone, *of_kept)] == [False, False, True, True]
+
+
+def test_a_second_shim_of_the_node_leaves_the_connections_of_the_first(
+    lab: WireLab, node: WireNode
+) -> None:
+    """Each may choose the same subnet: neither counts wires as routes of others."""
+    job, one = lab.connect("t1", "ours")
+    assert job.reaches(OUTSIDE)
+    second = WireLab(node, "second")
+    second.open()
+    second.close()
+    assert f"src={one.address} " in "\n".join(_table(node))

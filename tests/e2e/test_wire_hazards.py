@@ -487,13 +487,25 @@ def test_a_firewall_that_may_drop_is_told_before_anything_is_changed(node: WireN
         node.inside("nft", "delete", "table", "inet", name)
 
 
+_EARLIER_FIREWALL = b"""
+table inet fairlead {
+    chain runs {
+        fib daddr . iif oif missing drop
+    }
+    chain forward {
+        type filter hook forward priority filter; policy accept;
+        iifname "fl-*" oifname "fl-*" jump runs
+    }
+}
+"""
+
+
 def test_the_firewall_of_an_earlier_version_is_doubted(node: WireNode, tmp_path: Path) -> None:
     """It drops what wires of one run send each other."""
     wires = Wires("doubting", node.namespace())
     load_firewall(node, str(tmp_path))
     assert wires.firewall_conflict() is None
-    node.inside("nft", "flush", "chain", "inet", "fairlead", "forward")
-    jump = 'iifname "fl-*" oifname "fl-*" jump runs'
-    node.inside("nft", "add", "rule", "inet", "fairlead", "forward", jump)
+    node.inside("nft", "delete", "table", "inet", "fairlead")
+    node.inside("nft", "-f", "-", stdin=_EARLIER_FIREWALL)
     assert "earlier version" in (wires.firewall_conflict() or "")
     node.inside("nft", "delete", "table", "inet", "fairlead")

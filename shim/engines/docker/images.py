@@ -24,7 +24,6 @@ from urllib.parse import quote
 
 import docker.errors
 import msgspec
-import requests
 import requests.exceptions
 from docker.auth import encode_header
 from docker.errors import create_api_error_from_http_exception
@@ -507,8 +506,7 @@ class UserFiles:
     they are looked at before the first start of each image, and where a mount may bring others, on
     the way of a link, too. To make a container opens none of them.
 
-    It remembers the images that were looked at. Names of containers which are made to be looked at,
-    and removed again, begin with `name`.
+    Names of containers that are made for a look begin with `name`.
     """
 
     def __init__(self, call: Call, name: str, api: Any = None) -> None:
@@ -519,6 +517,7 @@ class UserFiles:
         """The paths on the way to the image's files, by its id."""
         self._looking: dict[str, asyncio.Task[None]] = {}
         """By the image's id: tasks that come together often have one image."""
+        self._expected: dict[str, None] = {}
         self._lock = threading.Lock()
         """For the next two."""
         self._used = set[str]()
@@ -531,15 +530,21 @@ class UserFiles:
         self._api = api
 
     async def close(self) -> None:
+        self._expected.clear()
         for looking in (looks := tuple(self._looking.values())):
             looking.cancel()
         await asyncio.gather(*looks, return_exceptions=True)
 
     def expect(self, image: str) -> None:
-        """Begin to look at an image, by its id, of which a container may start soon. What is found
-        is told to `check`."""
-        if image not in self._known:
-            self._look(image)
+        """Look soon at an image, by its id, of which a container may start, for `check`."""
+        # One after the other: a shim that starts expects all that its node has pulled ahead.
+        if image not in self._known and image not in self._looking:
+            self._expected[image] = None
+            self._look_at_next()
+
+    def _look_at_next(self) -> None:
+        if self._expected and not self._looking:
+            self._look(next(iter(self._expected)))
 
     async def check(self, spec: ContainerSpec) -> None:
         """Raise EngineError if the engine must not open one of them."""
@@ -555,8 +560,8 @@ class UserFiles:
             way |= await self._ways(spec.image, mounts, _USER_FILES)
 
     def _look(self, image: str) -> asyncio.Task[None]:
-        looking = self._looking.get(image)
-        if looking is None:
+        self._expected.pop(image, None)
+        if (looking := self._looking.get(image)) is None:
             looking = asyncio.create_task(self._look_at(image), name=f"users of {image}")
             self._looking[image] = looking
             looking.add_done_callback(lambda ended: self._looked(image, ended))
@@ -565,8 +570,8 @@ class UserFiles:
     def _looked(self, image: str, ended: asyncio.Task[None]) -> None:
         # Whoever comes now tries again: an engine that was away says nothing about the image.
         del self._looking[image]
-        if not ended.cancelled():
-            ended.exception()  # asyncio logs an error that nobody took
+        _ = ended.cancelled() or ended.exception()  # asyncio logs an error that nobody took
+        self._look_at_next()
 
     async def _look_at(self, image: str) -> None:
         # dockerd reads what is below the mounts, the OCI runtime what is in them.
@@ -665,10 +670,9 @@ def _way(
 
 def _stat(api: Any, container_id: str, has_mounts: bool, path: str) -> _PathStat | None:
     """Return what the engine tells of the path, without opening it. None: it is not there, or the
-    engine does not get there, as it will not when it starts the container.
-
-    Raises EngineError if it does not get past the mounts, as dockerd 28 does not where one lies on
-    an absolute link. The OCI runtime does.
+    engine does not get there, as it will not when it starts the container. Raises EngineError if it
+    does not get past the mounts, as dockerd 28 does not where one lies on an absolute link; the OCI
+    runtime does.
     """
     address = _address(api, f"/containers/{container_id}/archive")
     answer: requests.Response = api.head(address, params={"path": path}, timeout=api.timeout)
@@ -690,10 +694,7 @@ def _target(api: Any, container_id: str, link: str) -> str:
         is_there = answer.status_code == requests.codes.ok
         # In a volume, it may have become a file without an end.
         read = answer.raw.read(_MAX_LINK_ARCHIVE) if is_there else b""
-    with (
-        contextlib.suppress(tarfile.TarError),
-        tarfile.open(fileobj=io.BytesIO(read)) as archive,
-    ):
+    with contextlib.suppress(tarfile.TarError), tarfile.open(fileobj=io.BytesIO(read)) as archive:
         if (first := archive.next()) is not None and first.issym():
             return first.linkname
     raise EngineError(f"the engine does not tell where {link} leads")

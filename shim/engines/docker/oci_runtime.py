@@ -30,6 +30,8 @@ _MAX_WAIT_SECONDS = 20.0
 minute for each call to the engine."""
 _THREAD = "shim-oci-runtime"
 LOOK_SECONDS = 5.0
+"""A look reads files of each process of the node, 20 us for each. On a node that is busy many
+starts take long, so the pause doubles."""
 _PROC = Path("/proc")
 _WAITS_FOR_A_WRITER = "wait_for_partner"
 """The function of fs/pipe.c that opens a FIFO, as /proc/PID/wchan (proc(5)) names it."""
@@ -176,12 +178,15 @@ class StartWatch:
 
     async def __aexit__(self, *error: object) -> None:
         self._looking.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._looking
+        await asyncio.wait({self._looking})
+        if not self._looking.cancelled() and (failed := self._looking.exception()) is not None:
+            log.warning("the start of container %s is not watched: %r", self._container_id, failed)
 
     async def _look(self) -> None:
+        pause = LOOK_SECONDS
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(pause)
+            pause *= 2
             if await asyncio.to_thread(_end_waiting, self._container_id):
                 self.has_ended_it = True
                 log.warning("container %s: its list of users is a FIFO", self._container_id)
@@ -189,11 +194,14 @@ class StartWatch:
 
 def _end_waiting(container_id: str) -> bool:
     """Kill the container's runtime if it waits for a FIFO; return whether it did. Blocking."""
-    waiting = [one for one in _PROC.glob("[0-9]*") if _waits(one, container_id)]
-    for one in waiting:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(one.name), signal.SIGKILL)
-    return bool(waiting)
+    has_ended_one = False
+    for name in os.listdir(_PROC):
+        # At once: the kernel gives the number of an ended process to another one.
+        if name.isdecimal() and _waits(_PROC / name, container_id):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(name), signal.SIGKILL)
+                has_ended_one = True
+    return has_ended_one
 
 
 def _waits(process: Path, container_id: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 
+from shim.wires.rules import Names
 from tests.support.another_bundle import another_version
 from tests.support.booted import BootedMachine, files_of, wait_for_unit
 from tests.support.processes import ControllerProcess
@@ -23,6 +24,7 @@ SOCKET = "/run/fairlead/shim.sock"
 _CONNECT = """
 import subprocess, sys
 from ipaddress import IPv4Address, IPv4Network
+from shim.wires.guard import Guard
 from shim.wires.namespace import Namespace
 from shim.wires.wires import Attachment, Wires
 pid = int(sys.argv[1])
@@ -31,6 +33,11 @@ wires.open((), IPv4Network("10.92.0.0/24"))
 made = Attachment(task_id="t", run_id="r", container="c", address=IPv4Address(wires.give()))
 wires.attach(made, pid, lambda: True)
 heard = Namespace().rules_that_go()
+guard = Guard("unit", Namespace())
+guard.ensure()
+Namespace().forget(lambda _: False)
+subprocess.run(["nft", "list", "ruleset"], check=True)
+guard.close()
 print(subprocess.run(["nsenter", f"--net=/proc/{pid}/ns/net", "ip", "route"], text=True,
                      capture_output=True, check=True).stdout)
 wires.detach("t")
@@ -121,7 +128,11 @@ def test_the_units_sandbox_lets_the_shim_connect_containers(node: Node) -> None:
         "-c",
         _CONNECT,
     )
-    assert "default via 169.254.1.1 dev eth0" in run(*asked, pid)
+    told = run(*asked, pid)
+    assert "default via 169.254.1.1 dev eth0" in told
+    names = Names("unit")
+    for rules in (f"table inet {names.table} {{", f"table inet {names.guard} {{", "ct count over"):
+        assert rules in told
     run("systemctl", "stop", "container")
 
 

@@ -157,7 +157,7 @@ def test_an_editors_script_runs_beside_a_dynamic_forward(user: Visitor) -> None:
 def test_a_terminal_is_a_real_one(user: Visitor) -> None:
     with user.run("terminal"):
         done = user.ssh("terminal", "-tt", "terminal", "tty; exit 4")
-    assert (done.returncode, done.stdout) == (4, b"/dev/pts/0\r\n")
+    assert (done.returncode, done.stdout) == (4, b"/dev/pts/0\r\n"), done.stderr
 
 
 def test_another_host_key_than_the_published_one_is_refused(user: Visitor, tmp_path: Path) -> None:

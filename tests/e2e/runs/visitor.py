@@ -46,9 +46,13 @@ class Visitor:
             self.lab.wait_for(name)
 
     def _is_let_in(self, name: str) -> bool:
-        """The port is told, and the node lends it to the visitor's key."""
+        """The port is told, and the node lends it to the visitor's key: others may have the same
+        port at another address, or had it a moment ago."""
         port = self.lab.attempts(name)[-1]["ports"].get("ssh")
-        return f':{port}"' in self.lab.sshd.jump_keys.read_text()
+        way = f'"{self.lab.ssh_host(name)}:{port}"'
+        key = self.key.with_suffix(".pub").read_text().split()[1]
+        lent = self.lab.sshd.jump_keys.read_text().splitlines()
+        return any(way in line and key in line for line in lent)
 
     def config(self, name: str, *options: str) -> Path:
         path = self.folder / f"{name}.config"

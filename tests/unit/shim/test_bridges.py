@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from shim.wires import rules
 from shim.wires.bridges import Bridges
+from shim.wires.connections import Limits
 from shim.wires.namespace import Namespace, WireError
+from tests.support.ssh_daemon import CHECKOUT
 
 TABLE = rules.Names("i").bridges
 
@@ -51,3 +55,20 @@ def test_a_node_that_cannot_have_it_is_told_once_for_each_reason(
     bridges.keep_apart()
     only = "only the engine keeps the networks of runs apart: "
     assert caplog.messages == [f"{only}no nft", f"{only}no root", f"{only}no root"]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        rules.bridges(TABLE),
+        rules.table(rules.Names("i"), {"run": ["wire"]}, ("eth0",), Limits(65536)),
+        (CHECKOUT / "packer/firewall.nft").read_text(),
+    ],
+    ids=["bridges", "wires", "node"],
+)
+def test_where_a_packet_would_go_is_asked_where_older_kernels_answer(table: str) -> None:
+    """Before 5.19, a rule elsewhere is refused, and with it the whole table."""
+    chains = re.split(r"^    chain ", table, flags=re.MULTILINE)[1:]
+    asking = [one for one in chains if re.search(r"^ +[^#\n]*fib .*oif", one, re.MULTILINE)]
+    assert len(asking) == 1
+    assert "type filter hook prerouting " in asking[0]

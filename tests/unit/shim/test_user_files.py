@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import docker.errors
+import msgspec
 import pytest
 import requests
 
@@ -21,7 +22,7 @@ from fairlead.wire.shim import NetworkMode, VolumeKind
 from shim.engines.base import ContainerSpec, MountSpec
 from shim.engines.docker.images import UserFiles
 from shim.errors import EngineError
-from tests.support.waiting import LONG
+from tests.support.waiting import LONG, eventually
 
 _LINK, _FIFO, _FOLDER = 1 << 27, 1 << 25, 1 << 31
 FOLDER, FILE, FIFO = "folder", "file", "fifo"
@@ -261,6 +262,45 @@ async def test_an_image_that_is_expected_is_known_when_its_container_is_made() -
         files.expect("sha256:1")
         await files.check(spec())
         assert api.made == 1
+
+
+async def test_images_are_expected_one_at_a_time_and_a_start_waits_for_none_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A shim that starts expects all images that its node has pulled ahead."""
+    api = Api(PLAIN)
+    api.may_look.clear()
+    async with looks(api) as files:
+        look, at_once = files._look, list[int]()
+
+        def noting(image: str) -> asyncio.Task[None]:
+            looking = look(image)
+            at_once.append(len(files._looking))
+            return looking
+
+        monkeypatch.setattr(files, "_look", noting)
+        for number in range(1, 40):
+            files.expect(f"sha256:{number}")
+        # The first one takes long, and the last one is started meanwhile.
+        check = asyncio.create_task(files.check(msgspec.structs.replace(spec(), image="sha256:39")))
+        await eventually(lambda: api.made == 2)
+        api.may_look.set()
+        await check
+        await eventually(lambda: len(files._known) == 39)
+        assert api.made == 39
+        assert at_once == [1, 2, *[1] * 37]
+
+
+async def test_no_image_is_looked_at_once_it_is_closed() -> None:
+    api = Api(PLAIN)
+    api.may_look.clear()
+    files = UserFiles(asyncio.to_thread, "look", api)
+    for number in range(1, 4):
+        files.expect(f"sha256:{number}")
+    await eventually(lambda: api.made == 1)
+    api.may_look.set()
+    await files.close()
+    assert (api.made, files._looking) == (1, {})
 
 
 async def test_containers_that_a_crash_left_are_removed_and_a_used_name_is_in_nobodys_way() -> None:

@@ -244,6 +244,24 @@ def test_another_firewall_is_doubted(chain: dict[str, Any], doubted: bool) -> No
     assert (rules.firewall_conflict([chain]) is not None) is doubted
 
 
+@pytest.mark.parametrize(
+    ("tables", "answer", "why"),
+    [
+        ("", "", None),
+        ("nat\n", "-P FORWARD DROP", None),
+        ("filter\n", "-P FORWARD ACCEPT\n-A FORWARD -j DROP", None),
+        ("filter\n", "-P FORWARD DROP\n", "drops what is forwarded"),
+        # The installed unit has no CAP_NET_RAW.
+        ("nat\nfilter\n", None, "cannot be read"),
+    ],
+)
+def test_rules_of_the_other_iptables_are_doubted_also_where_they_cannot_be_read(
+    tables: str, answer: str | None, why: str | None
+) -> None:
+    found = Wires("install-1", LegacyNamespace(tables, answer)).firewall_conflict()
+    assert found is None if why is None else why in str(found)
+
+
 ONE_SIDE = ("netlink",)
 """Makes the node's side of a wire, and then the container's."""
 
@@ -340,6 +358,26 @@ def test_the_uplinks_are_the_devices_with_a_default_route() -> None:
     assert ToldNamespace(route=_ROUTES).uplinks() == {"eth0"}
     assert ToldNamespace().uplinks() == frozenset()
     assert ToldNamespace(route=_ROUTES.replace("eth0", "*")).uplinks() == frozenset()
+
+
+class LegacyNamespace(QuietNamespace):
+    """Its iptables is nftables; iptables-legacy has these tables, and answers, or cannot."""
+
+    def __init__(self, tables: str, answer: str | None) -> None:
+        super().__init__()
+        self._tables, self._answer = tables, answer
+
+    def answers(self, *argv: str) -> bool:
+        return False
+
+    def read(self, path: str) -> str:
+        return self._tables
+
+    def run(self, *argv: str, given: str = "") -> str:
+        if argv[0] == "iptables-legacy" and self._answer is None:
+            raise WireError("Permission denied (you must be root)")
+        known = {"nft": "{}", "iptables": "iptables v1.8.9 (nf_tables)"}
+        return known.get(argv[0], self._answer or "")
 
 
 class FlushedNamespace(QuietNamespace):
@@ -451,6 +489,21 @@ def test_a_kernel_that_cannot_limit_connections_is_told_once(
             wires.repair()
     assert caplog.text.count("jobs may fill the node's table of connections: nft: no numgen") == 1
     assert namespace.given == [rules.table(NAMES, {}, ("eth0",))]
+    # It was out of memory.
+    wires.repair()
+    assert namespace.given[-1] == rules.table(NAMES, {}, ("eth0",), Limits(65536))
+
+
+def test_limits_stay_while_those_of_another_size_are_refused() -> None:
+    namespace = MovingNamespace()
+    namespace.settings[TABLE_SIZE] = "65536\n"
+    wires = _opened(namespace)
+    namespace.settings[TABLE_SIZE] = "131072\n"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(namespace, "run", _refuses_trials(namespace.run))
+        namespace.has_table = False
+        wires.repair()
+    assert namespace.given[-1] == rules.table(NAMES, {}, ("eth0",), Limits(65536))
 
 
 def _refuses_trials(run: Callable[..., str]) -> Callable[..., str]:
@@ -474,18 +527,39 @@ def test_the_limits_follow_the_size_of_the_table() -> None:
         assert [one for one in namespace.given if '"trial"' not in one][-1:] == [written]
 
 
+def test_a_program_that_cannot_be_started_is_an_error_that_the_next_look_survives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The unit has a limit of processes and of memory."""
+
+    def full(*argv: Any, **options: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    with pytest.raises(WireError, match="nft cannot be started: Resource temporarily unavailable"):
+        Namespace().run("nft", "list", "tables")
+
+
 class KnowingNamespace(QuietNamespace):
-    """Has connections that these addresses began."""
+    """Has connections that these addresses began. `route`: what the kernel lists."""
+
+    route = ""
 
     def __init__(self, *known: str) -> None:
         super().__init__()
         self.known = [IPv4Address(one).packed for one in known]
         self.looks = 0
+        self.why_not = ""
 
     def forget(self, is_stale: Callable[[bytes], bool]) -> int:
         self.looks += 1
+        if self.why_not:
+            raise WireError(self.why_not)
         self.known = [one for one in self.known if not is_stale(one)]
         return 0
+
+    def read(self, path: str) -> str:
+        return self.route if path == ROUTES else super().read(path)
 
 
 def test_an_address_is_given_again_once_its_connections_are_forgotten() -> None:
@@ -501,6 +575,40 @@ def test_an_address_is_given_again_once_its_connections_are_forgotten() -> None:
     assert namespace.known == [IPv4Address("10.0.0.9").packed]
     wires.repair()
     assert namespace.looks == 2
+
+
+def test_the_containers_of_another_shim_keep_their_connections() -> None:
+    """Two shims of one node may give addresses of one subnet."""
+    theirs, since, stale = "10.80.0.1", "10.80.0.2", "10.80.0.9"
+    namespace = KnowingNamespace(theirs, stale)
+    namespace.route = _ROUTES
+    wires = Wires("install-1", namespace)
+    wires.open((ATTACHED,), IPv4Network("10.80.0.0/24"))
+    assert namespace.known == [IPv4Address(theirs).packed]
+    wires.detach("t1")
+    namespace.known = [IPv4Address(since).packed]
+    namespace.route = _ROUTES.replace("eth1", "fl-w2")
+    wires.repair()
+    assert namespace.known == [IPv4Address(since).packed]
+
+
+def test_a_kernel_that_does_not_tell_of_connections_is_named_once_for_each_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    namespace = KnowingNamespace()
+    wires = Wires("install-1", namespace)
+    attached = [
+        msgspec.structs.replace(ATTACHED, task_id=f"t{number}", address=ATTACHED.address + number)
+        for number in range(5)
+    ]
+    wires.open(attached, IPv4Network("10.80.0.0/24"))
+    reasons = ("no ctnetlink", "no ctnetlink", "no memory", "", "no memory")
+    for one, why in zip(attached, reasons, strict=True):
+        namespace.why_not = why
+        wires.detach(one.task_id)
+        wires.repair()
+    told = [one.rpartition(": ")[2] for one in caplog.messages]
+    assert told == ["no ctnetlink", "no memory", "no memory"]
 
 
 def test_a_task_gets_its_address_again_without_earlier_connections() -> None:
@@ -1097,33 +1205,83 @@ def test_the_table_stays_while_a_wire_is_expected() -> None:
     assert not any("delete" in argv for argv in namespace.started)
 
 
-class OldNamespace(QuietNamespace):
-    """Its nft knows no tables with an owner."""
+class GuardedNamespace(QuietNamespace):
+    """Has the guard's table as long as its program, which is `program` here. `why_not`: nft does
+    not take such a table. `looks` counts the questions for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *program: str) -> None:
         super().__init__()
-        self.starts = 0
+        self.program = program
+        self.why_not = ""
+        self.keepers: list[subprocess.Popen[str]] = []
+        self.looks = 0
+
+    def run(self, *argv: str, given: str = "") -> str:
+        if "-c" in argv and self.why_not:
+            raise WireError(self.why_not)
+        return super().run(*argv, given=given)
 
     def answers(self, *argv: str) -> bool:
-        return False
+        self.looks += 1
+        return any(one.poll() is None for one in self.keepers) and self.program == ("cat",)
 
     def start(self, *argv: str, given: str) -> subprocess.Popen[str]:
-        self.starts += 1
-        return super().start("true", given=given)
+        self.keepers.append(super().start(*self.program, given=given))
+        return self.keepers[-1]
 
 
-def test_a_node_without_tables_that_have_an_owner_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(guard, "_MADE_WITHIN", 0.0)
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
     caplog.set_level("INFO")
-    namespace = OldNamespace()
+    return lambda: caplog.text.count("would open the way between runs")
+
+
+def test_a_guard_is_looked_at_no_more_while_its_program_runs(told: Callable[[], int]) -> None:
+    namespace = GuardedNamespace("cat")
+    kept = Guard("install-1", namespace)
+    kept.ensure()
+    namespace.looks = 0
+    kept.ensure()
+    assert (len(namespace.keepers), namespace.looks) == (1, 0)
+    namespace.keepers[0].kill()
+    namespace.keepers[0].wait()
+    kept.ensure()
+    assert len(namespace.keepers) == 2
+    kept.close()
+    assert namespace.keepers[1].returncode == 0
+    assert told() == 0
+
+
+def test_a_node_without_tables_that_have_an_owner_is_told_once_and_asked_again(
+    told: Callable[[], int], caplog: pytest.LogCaptureFixture
+) -> None:
+    namespace = GuardedNamespace("cat")
+    namespace.why_not = "nft -c: unknown table option owner\ntable inet {\n      ^^^"
     kept = Guard("install-1", namespace)
     for _ in range(2):
         kept.ensure()
-    assert namespace.starts == 1
-    assert caplog.text.count("would open the way between runs") == 1
+    assert (told(), namespace.keepers) == (1, [])
+    assert "^" not in caplog.text
+    # It was out of memory.
+    namespace.why_not = ""
+    kept.ensure()
+    assert len(namespace.keepers) == 1
     kept.close()
+
+
+@pytest.mark.parametrize(
+    ("program", "within"), [("true", 20.0), ("false", 20.0), ("tail", 0.0)], ids=str
+)
+def test_a_program_that_makes_no_table_is_told_once_and_does_not_stay(
+    monkeypatch: pytest.MonkeyPatch, told: Callable[[], int], program: str, within: float
+) -> None:
+    monkeypatch.setattr(guard, "_MADE_WITHIN", within)
+    namespace = GuardedNamespace(program)
+    kept = Guard("install-1", namespace)
+    for _ in range(2):
+        kept.ensure()
+    assert told() == 1
+    assert [one.returncode is None for one in namespace.keepers] == [False, False]
 
 
 def test_a_guard_lets_pass_what_the_table_has_marked() -> None:
