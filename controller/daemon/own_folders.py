@@ -49,7 +49,7 @@ class OwnFolders:
                 if _NAME.fullmatch(name):
                     _remove_unless_owned(parent / name)
         except OSError as error:
-            # Who writes there says what is wrong.
+            # The writers of these folders say what is wrong.
             log.warning("old copies in %s can't be removed: %s", parent, error)
         return parent / self._own
 

@@ -568,7 +568,7 @@ class UserFiles:
         return looking
 
     def _looked(self, image: str, ended: asyncio.Task[None]) -> None:
-        # Whoever comes now tries again: an engine that was away says nothing about the image.
+        # The next task tries again: an engine that was away says nothing about the image.
         del self._looking[image]
         _ = ended.cancelled() or ended.exception()  # asyncio logs an error that nobody took
         self._look_at_next()

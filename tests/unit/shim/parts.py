@@ -16,9 +16,17 @@ import msgspec
 import pytest
 
 from fairlead.wire.node import GpuInfo
-from fairlead.wire.shim import Event, Fence, TaskInfo, TaskRequest, TaskResources, TaskStatus
+from fairlead.wire.shim import (
+    Event,
+    Fence,
+    NetworkMode,
+    TaskInfo,
+    TaskRequest,
+    TaskResources,
+    TaskStatus,
+)
 from shim.daemon import Daemon, Identity, disk_threads
-from shim.engines.base import Engine
+from shim.engines.base import ContainerSpec, Engine
 from shim.gpus import Gpus
 from shim.node.ledger import Capacity
 from shim.settings import Settings
@@ -36,6 +44,21 @@ CALLER = Caller(RUN, Fence(1, 1), 0)
 CAPACITY = Capacity(cpu=4.0, memory=8 << 30, disk=100 << 30)
 DEADLINE = LONG
 GPU = GpuInfo(uuid="GPU-a", index=0, name="H100", memory=80 << 30, compute_capability="9.0")
+CONTAINER = ContainerSpec(
+    task_id="t",
+    run_id="r",
+    allocation_id="a",
+    image="sha256:1",
+    record="{}",
+    job_folder="/job",
+    run_folder="/run",
+    network_mode=NetworkMode.HOST,
+    hostname="h",
+    cpu=1.0,
+    memory=1 << 20,
+    shm_size=1 << 20,
+)
+"""In the network of its node."""
 
 
 def request(**changes: Any) -> TaskRequest:

@@ -10,27 +10,11 @@ import msgspec
 import pytest
 import requests
 
-from fairlead.wire.shim import NetworkMode
-from shim.engines.base import ContainerSpec
 from shim.engines.docker.engine import DockerEngine
 from shim.errors import EngineError
 from tests.support.waiting import LONG
-from tests.unit.shim.parts import settings
+from tests.unit.shim.parts import CONTAINER, settings
 
-SPEC = ContainerSpec(
-    task_id="t",
-    run_id="r",
-    allocation_id="a",
-    image="sha256:1",
-    record="{}",
-    job_folder="/job",
-    run_folder="/run",
-    network_mode=NetworkMode.HOST,
-    hostname="h",
-    cpu=1.0,
-    memory=1 << 20,
-    shm_size=1 << 20,
-)
 FIFO = "eyJtb2RlIjogMzM1NTQ0MzJ9"
 """`{"mode": 33554432}` in base64."""
 
@@ -83,8 +67,8 @@ async def test_an_image_is_looked_at_while_its_first_container_is_made(tmp_path:
     api = Api()
     engine = engine_on(api, tmp_path)
     try:
-        assert await engine.create(SPEC) == "fairlead-t"
-        assert await engine.create(msgspec.structs.replace(SPEC, run_id="r2")) == "fairlead-t"
+        assert await engine.create(CONTAINER) == "fairlead-t"
+        assert await engine.create(msgspec.structs.replace(CONTAINER, run_id="r2")) == "fairlead-t"
         assert api.looks == 1
     finally:
         await engine.close()
@@ -97,7 +81,7 @@ async def test_a_container_of_an_image_that_is_refused_is_not_given_to_be_starte
     engine = engine_on(api, tmp_path)
     try:
         with pytest.raises(EngineError, match="/etc/passwd of the image"):
-            await engine.create(SPEC)
+            await engine.create(CONTAINER)
         assert api.is_made.is_set()
     finally:
         await engine.close()

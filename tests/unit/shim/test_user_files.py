@@ -18,11 +18,12 @@ import msgspec
 import pytest
 import requests
 
-from fairlead.wire.shim import NetworkMode, VolumeKind
+from fairlead.wire.shim import VolumeKind
 from shim.engines.base import ContainerSpec, MountSpec
 from shim.engines.docker.images import UserFiles
 from shim.errors import EngineError
 from tests.support.waiting import LONG, eventually
+from tests.unit.shim.parts import CONTAINER
 
 _LINK, _FIFO, _FOLDER = 1 << 27, 1 << 25, 1 << 31
 FOLDER, FILE, FIFO = "folder", "file", "fifo"
@@ -168,21 +169,7 @@ def spec(**volumes: str) -> ContainerSpec:
         MountSpec(kind=VolumeKind.HOST, source=f"/volumes/{source}", target=f"/{target}")
         for target, source in volumes.items()
     )
-    return ContainerSpec(
-        task_id="t",
-        run_id="r",
-        allocation_id="a",
-        image="sha256:1",
-        record="{}",
-        job_folder="/job",
-        run_folder="/run",
-        network_mode=NetworkMode.HOST,
-        hostname="h",
-        cpu=1.0,
-        memory=1 << 20,
-        shm_size=1 << 20,
-        mounts=mounts,
-    )
+    return msgspec.structs.replace(CONTAINER, mounts=mounts)
 
 
 @asynccontextmanager
