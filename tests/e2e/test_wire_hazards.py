@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
@@ -75,6 +76,16 @@ print(s.recvfrom(1)[1][0], flush=True)
 def node(numbers: Iterator[int]) -> Iterator[WireNode]:
     with wire_node(f"fl-e2e-{os.getpid()}-{next(numbers)}", ipv6=True) as made:
         yield made
+
+
+@pytest.fixture
+def flushed(node: WireNode) -> Iterator[WireNode]:
+    """The node; what a test takes out of its firewall, a restarted engine puts back: its chain,
+    with its jump before all others."""
+    yield node
+    node.inside("sh", "-c", "iptables -N DOCKER-USER || true")
+    node.inside("iptables", "-A", "DOCKER-USER", "-j", "RETURN")
+    node.inside("iptables", "-I", "FORWARD", "-j", "DOCKER-USER")
 
 
 @pytest.fixture
@@ -188,12 +199,12 @@ def test_a_raw_packet_with_another_source_is_dropped(lab: WireLab, node: WireNod
     ],
     ids=["ruleset", "iptables", "ip6tables"],
 )
-def test_a_flush_is_repaired(lab: WireLab, node: WireNode, flush: tuple[str, ...]) -> None:
+def test_a_flush_is_repaired(lab: WireLab, flushed: WireNode, flush: tuple[str, ...]) -> None:
     ours, _ = lab.connect("t1", "ours")
     _, their = lab.connect("t2", "theirs")
-    hears = node.namespace().rules_that_go()
+    hears = flushed.namespace().rules_that_go()
     try:
-        node.inside(*flush)
+        flushed.inside(*flush)
         hears.setblocking(True)
         assert lab.wires.loses(hears.recv(1 << 16))
     finally:
@@ -201,7 +212,6 @@ def test_a_flush_is_repaired(lab: WireLab, node: WireNode, flush: tuple[str, ...
     assert lab.wires.repair() == ()
     their6 = lab.names.address6(their.address)
     assert ours.reached(OUTSIDE, OUTSIDE6, their.address, their6) == [True, True, False, False]
-    _docker_again(node)
 
 
 def test_without_our_table_nothing_passes_until_it_is_back(lab: WireLab, node: WireNode) -> None:
@@ -218,13 +228,6 @@ def test_without_our_table_nothing_passes_until_it_is_back(lab: WireLab, node: W
         lab.wires.repair()
     assert ours.reached(*places) == [True, False, True] * 2
     assert second.reaches(OUTSIDE)
-
-
-def _docker_again(node: WireNode) -> None:
-    """A restarted engine puts its chain back, with its jump before all others."""
-    node.inside("sh", "-c", "iptables -N DOCKER-USER || true")
-    node.inside("iptables", "-A", "DOCKER-USER", "-j", "RETURN")
-    node.inside("iptables", "-I", "FORWARD", "-j", "DOCKER-USER")
 
 
 def test_kills_of_the_shim_leave_nothing_behind(node: WireNode, tmp_path: Path) -> None:
@@ -377,23 +380,25 @@ def test_wires_whose_rules_are_written_together_lead_to_their_own_run_alone(
         assert third.reached(OUTSIDE, first.address, second.address) == [True, False, False]
 
 
-def test_a_guard_outlives_a_flush_and_ends_with_its_shim(node: WireNode) -> None:
-    guard, next_life = (Guard("guarded", node.namespace()) for _ in range(2))
-    guard.ensure()
-    node.inside("nft", "flush", "ruleset")
-    assert _guards(node) == [Names("guarded").guard]
-    next_life.ensure()
-    guard.close()
-    assert _guards(node) == []
-    next_life.ensure()
-    assert next_life._keeper is not None
-    next_life._keeper.kill()
-    wait_until(lambda: not _guards(node), what="the table to go with its program")
-    next_life.ensure()
-    assert _guards(node) == [Names("guarded").guard]
-    next_life.close()
-    assert _guards(node) == []
-    _docker_again(node)
+def test_a_guard_outlives_a_flush_and_ends_with_its_shim(flushed: WireNode) -> None:
+    one, other = (Guard("guarded", flushed.namespace()) for _ in range(2))
+    with closing(one) as guard, closing(other) as next_life:
+        guard.ensure()
+        flushed.inside("nft", "flush", "ruleset")
+        assert _guards(flushed) == [Names("guarded").guard]
+        next_life.ensure()
+        guard.close()
+        assert _guards(flushed) == []
+        next_life.ensure()
+        assert next_life._keeper is not None
+        next_life._keeper.kill()
+        # The kernel removes the table before others can see that its program is over.
+        next_life._keeper.wait()
+        assert _guards(flushed) == []
+        next_life.ensure()
+        assert _guards(flushed) == [Names("guarded").guard]
+        next_life.close()
+        assert _guards(flushed) == []
 
 
 def _guards(node: WireNode) -> list[str]:
@@ -403,11 +408,11 @@ def _guards(node: WireNode) -> list[str]:
 
 @pytest.mark.parametrize("is_expected", [True, False], ids=["expected", "attached"])
 def test_a_flush_between_two_starts_costs_the_second_one_nothing(
-    node: WireNode, member: Member, is_expected: bool
+    flushed: WireNode, member: Member, is_expected: bool
 ) -> None:
-    with wire_lab(node) as lab:
+    with wire_lab(flushed) as lab:
         first, theirs = lab.connect("t2", "theirs")
-        node.inside("nft", "flush", "ruleset")
+        flushed.inside("nft", "flush", "ruleset")
         # Nothing else repairs it here: an agent's repair comes some milliseconds later.
         if is_expected:
             lab.wires.expect("t1", "ours")
@@ -417,7 +422,6 @@ def test_a_flush_between_two_starts_costs_the_second_one_nothing(
         assert member.reached(OUTSIDE, theirs.address) == [True, False]
         assert first.reached(OUTSIDE, address) == [True, False]
         assert lab.wires.detach("t1") == address
-    _docker_again(node)
 
 
 def test_the_last_shim_leaves_nothing_in_the_nodes_firewall(node: WireNode) -> None:
