@@ -53,6 +53,9 @@ MAX_BYTES = 1 << 30
 MAX_TIMES_OF_USER = 10
 """A user may store so many blobs of the largest size, unless the operator sets another limit."""
 PIECE_BYTES = 1 << 20
+ANSWER_SECONDS = 30.0
+"""Within this time a bucket tells whether an upload is there: eight are asked for at once, and each
+of the two requests may take 20 s."""
 MIN_REMEMBERED_PART = 4096
 """Parts that are smaller on average are not remembered: nobody is charged for their names, which
 would take more than some 2 % of the blob."""
@@ -202,7 +205,11 @@ class BlobStore:
         size = await asyncio.to_thread(self._touch_for, digest, user)
         if self._bucket is None:
             return size
-        in_bucket = await self._bucket.size_for(digest, user)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                in_bucket = await self._bucket.size_for(digest, user)
+        except TimeoutError:
+            raise BucketError(f"no answer within {ANSWER_SECONDS:g} s") from None
         if in_bucket is None and size is not None:
             # From before there was a bucket, or from before it was emptied.
             named = await asyncio.to_thread(_read_mark, self._marks(user) / digest)

@@ -33,7 +33,7 @@ from controller.forwarding.submissions.messages import (
     piece,
 )
 from controller.service import ControllerService
-from controller.service.runs.shared_turns import Meet, Part, SharedTurn, at_once
+from controller.service.runs.shared_turns import LateRequests, Meet, Part, SharedTurn, at_once
 from controller.service.runs.submission_stages import Form, Request, Submission, Submitted
 from controller.store.base import Commits
 from controller.store.errors import LeaseLost, StoreUnavailable
@@ -63,6 +63,7 @@ class Admitting:
         self._changing = None if lead is None else Changing(lead)
         self._reading = reading
         self._plans: dict[bytes, Plan] = {}
+        self._late = LateRequests()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer a follower. Raises StoreError: nothing was done."""
@@ -82,7 +83,8 @@ class Admitting:
                 log.error("what a follower gives can't be read: %r", error)
                 answers[number] = _BY_ITSELF
             else:
-                (waiting if asked.waits_for_more else quick)[number] = asked
+                waits = self._service.runs.submissions.waits_for_more(asked)
+                (waiting if waits else quick)[number] = asked
         if waiting:
             return await self._in_pieces(request, answers, quick, waiting)
         answers.update(await self._admitted(request, quick, at_once))
@@ -147,7 +149,8 @@ class Admitting:
     ) -> dict[int, Answer]:
         stored = Commits.counted()
         try:
-            return {number: await self._within_the_lease(self._done(request, asked, meet))}
+            with self._late.place():
+                return {number: await self._within_the_lease(self._done(request, asked, meet))}
         except LeaseEnds:
             return {number: _answer_of(not_known_to_be_done())}
         # Whatever it is, the others of the message are waited for.

@@ -440,6 +440,8 @@ def with_gateway(plan: Plan, gateways: Mapping[str, Gateway], present: Run | Non
                 f"https: true needs a gateway with a certificate; {name} has none",
                 field="https",
             )
+    if name == plan.service.gateway:
+        return plan
     service = msgspec.structs.replace(plan.service, gateway=name)
     return msgspec.structs.replace(plan, service=service)
 

@@ -10,8 +10,9 @@ from common.refusals import Conflict, Invalid, NotFound, Unavailable, Unprocessa
 from controller.blobs import BlobDamaged, BlobStore, BlobTooLarge, PartsMissing, TooManyBlobs
 from controller.outputs.bucket import BucketError
 from controller.store.accounts import User
+from fairlead.configuration.runs.plan import Plan
 from fairlead.wire.blobs import Part
-from fairlead.wire.errors import UPLOAD_NOT_STORED
+from fairlead.wire.errors import NOT_UPLOADED, UPLOAD_NOT_STORED
 
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -56,6 +57,23 @@ class BlobService:
         if size is None:
             raise NotFound(f"you have no upload {digest}")
         return size
+
+
+async def require_uploads(blobs: BlobStore, plan: Plan, user: User) -> None:
+    """Raise Conflict unless all uploads of the plan are there, and Unavailable if a bucket does not
+    tell."""
+    digests = dict.fromkeys(blob for spec in plan.specs for blob in spec.blobs)
+    for digest in digests:
+        try:
+            size = await blobs.size_for(digest, user.name)
+        except BucketError as error:
+            raise why_unreachable(error) from error
+        if size is None:
+            raise Conflict(
+                f"the upload {digest} of {user.name} is missing or expired; apply the run again",
+                code=NOT_UPLOADED,
+                field="repos" if any(spec.repos for spec in plan.specs) else "files",
+            )
 
 
 @contextmanager

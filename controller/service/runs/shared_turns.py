@@ -7,10 +7,16 @@ others wait for it for a moment only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from common.refusals import Unavailable
 
 MOMENT_SECONDS = 0.005
 """A look at a disk, or at what is known of a bucket, takes about 1 ms; a turn takes 2."""
+LATE_SECONDS = 1.0
+MAX_LATE = 512
+"""Each keeps a connection of its follower open."""
 Meet = Callable[[], Awaitable[None]]
 """Called before a request changes anything. Returns when its turn may begin."""
 
@@ -61,3 +67,33 @@ class Part:
         if not self._is_counted:
             self._is_counted = True
             self._turn.leave()
+
+
+class LateRequests:
+    """Counts the requests that wait for something outside for long, such as a bucket that hangs."""
+
+    def __init__(self) -> None:
+        self._late = 0
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Let a request wait for the time of this block. Raises Unavailable if too many do."""
+        if self._late >= MAX_LATE:
+            raise Unavailable(
+                f"{self._late} submissions wait here for uploads, outputs, gateways or the end of "
+                f"other runs, and get no answer; nothing was done of this one: try again later",
+                code="too_many_wait",
+            )
+        is_late = False
+
+        def note() -> None:
+            nonlocal is_late
+            is_late = True
+            self._late += 1
+
+        timer = asyncio.get_running_loop().call_later(LATE_SECONDS, note)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._late -= is_late

@@ -3,18 +3,19 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from common.refusals import Conflict, Unavailable
-from controller.lifecycle.model import RunState, TakenOutputs
+from common.refusals import Conflict, Unavailable, Unprocessable
+from controller.lifecycle.model import Run, RunState, TakenOutputs
 from controller.lifecycle.predecessors import Predecessor
 from controller.service.ssh_keys import user_keys
 from controller.store.accounts import User
 from fairlead.configuration.parse import parse
 from fairlead.configuration.runs.plan import Defaults, Plan, kept_for_next, to_run
 from fairlead.configuration.text.plain import plain
+from fairlead.model.service import ServicePolicy
 
 P = TypeVar("P")
 
@@ -94,11 +95,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     submissions: tuple[Submission, ...]
     form: Form = Form.ONE
 
-    @property
-    def waits_for_more(self) -> bool:
-        """Whether more than this controller's memory and its database may be asked, or changed,
-        before its runs are made."""
-        return self.form is Form.TOGETHER or any(map(_waits_for_more, self.submissions))
+
+class Gateways(Protocol):
+    """The gateways, as a submission needs them."""
+
+    def chosen(self, plan: Plan, present: Run | None = None) -> Plan:
+        """Return the plan with its gateway's name. Raises Unprocessable."""
+
+    async def claim(self, service: ServicePolicy | None, name: str) -> None:
+        """Reserve the host name of a service. Raises Unavailable, Conflict."""
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,17 +220,34 @@ def plan_of(submission: Submission, defaults: Defaults) -> Plan:
     return kept_for_next(plan) if submission.starts_again else plan
 
 
-def _waits_for_more(submission: Submission) -> bool:
+def waits_for_more(request: Request, gateways: Gateways) -> bool:
+    """Return whether more than this controller's memory and its database may be asked, or changed,
+    before the runs of a request with plans are made."""
+    return request.form is Form.TOGETHER or any(
+        _waits_for_more(one, gateways) for one in request.submissions
+    )
+
+
+def _waits_for_more(submission: Submission, gateways: Gateways) -> bool:
     """Return whether it may wait for the end of a run that it replaces, a gateway, its uploads or
     other runs' outputs."""
     plan = submission.plan
     assert plan is not None, "another controller has planned it"
     return (
         submission.if_exists is IfExists.REPLACE
-        or plan.service is not None
         or bool(plan.policy.outputs_from)
         or any(spec.blobs for spec in plan.specs)
+        or _has_gateway(plan, gateways)
     )
+
+
+def _has_gateway(plan: Plan, gateways: Gateways) -> bool:
+    try:
+        service = gateways.chosen(plan).service
+    except Unprocessable:
+        # It is refused at once.
+        return False
+    return service is not None and service.gateway is not None
 
 
 def key_used(run: str) -> Conflict:

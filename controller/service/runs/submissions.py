@@ -13,7 +13,6 @@ import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -32,14 +31,13 @@ from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
 from controller.lifecycle.model import Run, RunPolicy, RunState, RunType
 from controller.lifecycle.runs.first_state import new_run
-from controller.outputs.bucket import BucketError
 from controller.outputs.store import OutputStore
 from controller.pipelines.admissions import NameTaken, ParentGone, PredecessorGone
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.accounts.rights import require_band, require_control
 from controller.service.accounts.secrets import SecretService
 from controller.service.accounts.users import Gate
-from controller.service.runs.blobs import why_unreachable
+from controller.service.runs.blobs import require_uploads
 from controller.service.runs.earlier import EarlierRuns
 from controller.service.runs.names import Names
 from controller.service.runs.predecessors import (
@@ -52,6 +50,7 @@ from controller.service.runs.predecessors import (
 from controller.service.runs.shared_turns import Meet, at_once
 from controller.service.runs.submission_stages import (
     Batch,
+    Gateways,
     IfExists,
     KnownPlans,
     Member,
@@ -64,6 +63,7 @@ from controller.service.runs.submission_stages import (
     made_in_part,
     mapping_of,
     plan_of,
+    waits_for_more,
     wanted_name,
 )
 from controller.service.runs.taken_outputs import taken
@@ -75,9 +75,10 @@ from fairlead.configuration.runs.masking import public
 from fairlead.configuration.runs.plan import Defaults, Plan
 from fairlead.model.service import ServicePolicy
 from fairlead.model.statuses import FINAL_RUN_STATUSES
-from fairlead.wire.errors import NOT_UPLOADED, Refused
+from fairlead.wire.errors import Refused
 
-_SAME_MOMENT_SECONDS = 1.0
+SAME_MOMENT_SECONDS = 1.0
+"""A new run that has waited longer for something gets another time."""
 
 
 @contextlib.contextmanager
@@ -104,16 +105,6 @@ def _shown(submission: Submission) -> Mapping[str, object]:
 
 def _names_of(found: Sequence[Submitted | Exception | Ready]) -> list[str]:
     return [one.state.run.name for one in found if isinstance(one, Ready)]
-
-
-class Gateways(Protocol):
-    """The gateways, as a submission needs them."""
-
-    def chosen(self, plan: Plan, present: Run | None = None) -> Plan:
-        """Return the plan with its gateway's name. Raises Unprocessable."""
-
-    async def claim(self, service: ServicePolicy | None, name: str) -> None:
-        """Reserve the host name of a service. Raises Unavailable, Conflict."""
 
 
 class SubmissionService:
@@ -199,11 +190,15 @@ class SubmissionService:
         except (ServiceError, ConfigurationError, StoreError) as error:
             return error
 
+    def waits_for_more(self, request: Request) -> bool:
+        """Return whether `submit_planned` does not take this request."""
+        return waits_for_more(request, self._gateways)
+
     async def submit_planned(
         self, requests: Sequence[Request], meet: Meet = at_once
     ) -> list[list[Submitted | Exception] | None]:
         """Return for each request, which may be of any users, what `submit` would return or raise
-        for each of its submissions. None waits for more (`Request.waits_for_more`). None: nothing
+        for each of its submissions. None `waits_for_more`. None: nothing
         of the request was done, and it would hold up the others: submit it by itself.
 
         The new runs are committed in one turn. A refused one keeps none of the others from being
@@ -365,7 +360,7 @@ class SubmissionService:
                 name, (user.name, submission.client_key), live_id
             ):
                 raise self._names.taken(name, user)
-            await self._require_blobs(plan, user)
+            await require_uploads(self._blobs, plan, user)
             return Member(name=name, order=order)
 
     def would_make(self, submission: Submission, *, user: User) -> RunState:
@@ -398,8 +393,9 @@ class SubmissionService:
         await taken(plan, after, self._runs, user, self._outputs)
 
     async def require_uploads(self, plan: Plan, user: User) -> None:
-        """Raise Conflict unless all uploads of the plan are there."""
-        await self._require_blobs(plan, user)
+        """Raise Conflict unless all uploads of the plan are there, and Unavailable if a bucket does
+        not tell."""
+        await require_uploads(self._blobs, plan, user)
 
     def _made_before(self, found: RunState, submission: Submission) -> Submitted:
         if found.run.configuration != _shown(submission):
@@ -446,7 +442,7 @@ class SubmissionService:
         )
         state = self._new(name, order)
         self._require_place(state)
-        await self._require_blobs(plan, user)
+        await require_uploads(self._blobs, plan, user)
         if submission.if_exists is IfExists.REPLACE:
             # A stop is committed with the runs of others. Nothing is awaited between the next look
             # at who may have the name and the stop.
@@ -474,7 +470,7 @@ class SubmissionService:
             raise self._names.taken(name, user)
         await self._gateways.claim(plan.service, name)
         # A gateway, or the end of another run, took its time.
-        if self._clock.now() - state.run.submitted_at > _SAME_MOMENT_SECONDS:
+        if self._clock.now() - state.run.submitted_at > SAME_MOMENT_SECONDS:
             state = self._new(name, order)
         return Ready(order=order, state=state)
 
@@ -588,20 +584,6 @@ class SubmissionService:
         if never is not None:
             field, sentence = never
             raise Unprocessable(sentence, code="cannot_fit", field=field)
-
-    async def _require_blobs(self, plan: Plan, user: User) -> None:
-        for digest in dict.fromkeys(blob for spec in plan.specs for blob in spec.blobs):
-            try:
-                size = await self._blobs.size_for(digest, user.name)
-            except BucketError as error:
-                raise why_unreachable(error) from error
-            if size is None:
-                raise Conflict(
-                    f"the upload {digest} of {user.name} is missing or expired; apply the run "
-                    f"again",
-                    code=NOT_UPLOADED,
-                    field="repos" if any(spec.repos for spec in plan.specs) else "files",
-                )
 
     def why_not_named_so(self, state: RunState, user: User) -> str | None:
         """Return why `submit` would refuse the run's name; None: it is free, or the live service

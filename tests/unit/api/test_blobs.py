@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import io
@@ -216,6 +217,26 @@ async def test_a_bucket_that_is_away_acknowledges_no_upload_and_no_run(
     async with api.post("/v1/runs", json={"configuration": TASK}) as answer:
         assert await said(answer) == (503, "uploads_unreachable")
         assert "s3://away" in (await answer.json())["error"]["message"]
+    own.close()
+
+
+async def test_a_bucket_that_hangs_keeps_a_submission_waiting_for_a_while_only(
+    api: Api, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with api.put(PLACE, data=CONTENT) as answer:
+        assert answer.status == 200
+    own = OwnBucket(Bucket.parse("s3://hangs"), "installation")
+
+    async def ask(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(own, "ask", ask)
+    monkeypatch.setattr(controller.blobs, "_bucket", BlobBucket(own))
+    monkeypatch.setattr("controller.blobs.ANSWER_SECONDS", 0.01)
+    async with api.post("/v1/runs", json={"configuration": TASK}) as answer:
+        assert await said(answer) == (503, "uploads_unreachable")
+        assert "no answer within" in (await answer.json())["error"]["message"]
+    assert not controller.pipeline.runs
     own.close()
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from controller.service.machines.gateways import GatewayService
+from controller.service.runs.blobs import require_uploads
 from controller.service.runs.names import KEPT_SECONDS, Takeovers
 from controller.service.runs.submission_stages import IfExists, Submission
 from fairlead.model.statuses import RunStatus
@@ -93,9 +95,12 @@ async def test_runs_without_names_get_names_of_their_own(
         assert [one["status"] for one in (await got.json())["results"]] == [201] * 3
 
     # Nobody has a name before his run is being committed.
-    for place, waits in ((submissions, "_require_blobs"), (submissions._gateways, "claim")):
+    for place, checked in (
+        ("controller.service.runs.submissions.require_uploads", require_uploads),
+        ("controller.service.machines.gateways.GatewayService.claim", GatewayService.claim),
+    ):
         with monkeypatch.context() as patch:
-            patch.setattr(place, waits, at_once(getattr(place, waits)))
+            patch.setattr(place, at_once(checked))
             made = await asyncio.gather(submit(api), submit(api))
         assert made[0]["name"] != made[1]["name"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestServer
 
-from controller.service.runs.submissions import SubmissionService
+from controller.service.runs.blobs import require_uploads
 from fairlead import Client, Conflict
 from fairlead.submission import SENT_AGAIN
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
@@ -42,13 +42,13 @@ class Disk:
 
 @pytest.fixture
 def disk(controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
-    made, require = Disk(tmp_path / "blobs"), SubmissionService._require_blobs
+    made = Disk(tmp_path / "blobs")
 
-    async def looking(self: SubmissionService, *given: Any) -> None:
+    async def looking(*given: Any) -> None:
         await made.look()
-        await require(self, *given)
+        await require_uploads(*given)
 
-    monkeypatch.setattr(SubmissionService, "_require_blobs", looking)
+    monkeypatch.setattr("controller.service.runs.submissions.require_uploads", looking)
     return made
 
 

@@ -101,8 +101,7 @@ class ALeader(AServer):
         self.passed_on: Counter[str] = Counter()
         self.goes_on = asyncio.Event()
         self.goes_on.set()
-        admitting = Admitting(bed.controller.service, self.lead, Reading(defaults))
-        self._admit = admitting.answer
+        self._admitting = Admitting(bed.controller.service, self.lead, Reading(defaults))
         self.links = FollowerLinks(
             bed.tls.leader, lease=self.lead, submit=self._noted if knows_messages else None
         )
@@ -138,7 +137,12 @@ class ALeader(AServer):
     async def _noted(self, request: web.Request) -> web.StreamResponse:
         self.messages.append(msgspec.msgpack.decode(await request.read(), type=Message))
         await self.goes_on.wait()
-        return await self._admit(request)
+        return await self._admitting.answer(request)
+
+    @property
+    def late(self) -> int:
+        """Requests of messages that wait there for something outside."""
+        return self._admitting._late._late
 
     def abort(self) -> None:
         """End all connections to it."""

@@ -267,6 +267,67 @@ async def test_one_that_waits_holds_up_neither_its_message_nor_the_next_one(
     assert [(await one)[0] for one in slow] == [201, 409, 200]
 
 
+async def test_while_a_bucket_hangs_so_many_wait_for_it_and_more_are_refused(
+    submitted: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, follower = await both(submitted)
+    await prepared(leader)
+    monkeypatch.setattr("controller.forwarding.submissions.batches.SLOW_SECONDS", 0.0)
+    monkeypatch.setattr("controller.service.runs.shared_turns.MOMENT_SECONDS", 0.0)
+    monkeypatch.setattr("controller.service.runs.shared_turns.LATE_SECONDS", 0.0)
+    monkeypatch.setattr("controller.service.runs.shared_turns.MAX_LATE", 3)
+    goes_on = asyncio.Event()
+    size_for = submitted.controller.blobs.size_for
+
+    async def late(digest: str, user: str) -> int | None:
+        await goes_on.wait()
+        return await size_for(digest, user)
+
+    monkeypatch.setattr(submitted.controller.blobs, "size_for", late)
+    sending = []
+    for number in range(3):
+        wanted = follower.submit(configuration=WITH_CODE, name=f"code-{number}")
+        sending.append(asyncio.create_task(wanted))
+        await eventually(lambda: leader.late == len(sending))
+    refused = await follower.submit(configuration=WITH_CODE, name="refused")
+    assert (refused[0], refused[1]["error"]["code"]) == (503, "too_many_wait")
+    # They wait for nothing outside.
+    assert (await follower.submit(name="plain"))[0] == 201
+    assert (await follower.submit(configuration=SERVICE, name="service"))[0] == 201
+    assert not any(one.done() for one in sending)
+    goes_on.set()
+    assert [(await one)[0] for one in sending] == [201, 201, 201]
+    await eventually(lambda: leader.late == 0)
+    assert (await follower.submit(configuration=WITH_CODE, name="refused"))[0] == 201
+    assert leader.passed_on.total() == 0
+
+
+async def test_a_service_costs_no_more_than_a_plain_run_unless_it_has_a_gateway(
+    submitted: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, follower = await both(submitted)
+    by_themselves: list[str | None] = []
+    submit = SubmissionService.submit
+
+    async def noted(self: Any, submission: Any, **named: Any) -> Any:
+        by_themselves.append(submission.name)
+        return await submit(self, submission, **named)
+
+    monkeypatch.setattr(SubmissionService, "submit", noted)
+    assert (await follower.submit(configuration=SERVICE, name="without"))[0] == 201
+    gateway = {"name": "main", "domain": "models.example", "local_socket": "/s"}
+    manager = submitted.controller.gateways
+    sessions = asyncio.create_task(manager.run())
+    assert (await leader.post("/v1/gateways", gateway, ADMIN_TOKEN))[0] in (200, 201)
+    at_gateway = {**SERVICE, "gateway": "main"}
+    status, run, _ = await follower.submit(configuration=at_gateway, name="with")
+    sessions.cancel()
+    await asyncio.gather(sessions, return_exceptions=True)
+    assert (status, run["url"]) == (201, "https://with.models.example/")
+    assert by_themselves == ["with"]
+    assert leader.passed_on.total() == 0
+
+
 async def test_an_error_about_one_that_waits_is_the_answer_to_that_one_alone(
     submitted: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
