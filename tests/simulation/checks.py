@@ -98,7 +98,7 @@ class Checks:
         self.leases: dict[str, dict[str, float]] = {}
         """Until when clients watch a run, by its id and theirs, in Unix seconds."""
         self.asked: dict[type[Report], set[str]] = {}
-        """The ids of the runs and jobs that users asked such a thing for."""
+        """The ids of the runs and jobs that users asked such a thing for, and names of runs."""
         self.unreliable: set[str] = set()
         """Names of nodes that were rebooted or were away for long."""
         self.drains: dict[str, list[list[float]]] = {}
@@ -528,7 +528,7 @@ class Checks:
             self.violated(f"the stored outputs of {attempt.id} are not what its job left")
 
     def _circumstances(self, state: RunState, job: Job, attempt: Attempt) -> Circumstances:
-        ids, parent = {job.id, state.run.id}, self._parent(state)
+        ids, parent = {job.id, state.run.id, state.run.name}, self._parent(state)
         bands = {other.run.policy.band for other in self.runs.values()}
         return Circumstances(
             asked=frozenset(kind for kind, asked in self.asked.items() if asked & ids),

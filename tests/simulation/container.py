@@ -139,6 +139,12 @@ class Container:
             self._ring()
         return self.rules.latest
 
+    async def put_code(self, digest: str) -> StatusEvent:
+        self._answer()
+        self.rules.receive_code(digest)
+        self._ring()
+        return self.rules.latest
+
     async def run(self) -> StatusEvent:
         self._answer()
         if self.rules.run():

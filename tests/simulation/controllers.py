@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from random import Random
 
@@ -24,6 +24,7 @@ from controller.gateways.manager import Settings as GatewaySettings
 from controller.lifecycle.model import Node
 from controller.links.base import NodeLink
 from controller.logs.store import LogStore
+from controller.outputs.bucket import BucketError
 from controller.outputs.store import OutputStore
 from controller.relay import Leader, Relay
 from controller.service import Stores
@@ -101,7 +102,7 @@ class Process(ControllerLife):
 
     def __init__(self, machine: Machine, around: Surroundings) -> None:
         around.processes.append(self)
-        number = len(around.processes)
+        self.number = number = len(around.processes)
         name = f"controller {number}"
         super().__init__(number, around.loop, lambda error: None)
         self.relay = NotedRelay()
@@ -231,13 +232,33 @@ class Process(ControllerLife):
         )
 
     def _stores(self, store: SharedStore) -> Stores:
-        folder = self._around.folder
+        folder, chance = self._around.folder, self._around.chance(f"blobs of {self.number}")
         return Stores(
             store=store,
             logs=LogStore(folder),
             outputs=OutputStore(folder / "outputs"),
-            blobs=BlobStore(folder.parent / "blobs"),
+            blobs=SlowBlobs(folder.parent / "blobs", chance),
         )
+
+
+class SlowBlobs(BlobStore):
+    """All uploads are there, in a bucket that is slow or away now and then."""
+
+    def __init__(self, folder: Path, chance: Random) -> None:
+        super().__init__(folder)
+        self._chance = chance
+
+    async def size_for(self, digest: str, user: str) -> int | None:
+        await asyncio.sleep(self._chance.choice((0.0, 0.001, 0.02, 0.5, 10.0)))
+        if self._chance.random() < 0.2:
+            raise BucketError("it is away")
+        return 1
+
+    async def size(self, digest: str) -> int | None:
+        return 1
+
+    async def read(self, digest: str) -> AsyncGenerator[bytes, None]:
+        yield b"c"
 
 
 async def _set(event: asyncio.Event) -> None:

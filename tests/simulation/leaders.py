@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,14 +21,17 @@ from msgspec.structs import replace
 from controller import following
 from controller.api.http.holding import HELD_SECONDS
 from controller.assembly import Assembly
+from controller.lifecycle.model import Run, RunState
 from controller.pipelines.admissions import NameTaken
 from controller.relay import Leader
+from controller.service.runs.submissions import SAME_MOMENT_SECONDS
 from controller.store.errors import LeaseLost, StoreUnavailable
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 from tests.simulation.controller import Gone
 from tests.simulation.controllers import Machine, Process, Surroundings
-from tests.simulation.keyed import Ask as KeyedAsk
-from tests.simulation.keyed import KeyedUser, Messages
+from tests.simulation.keyed import SHARED, KeyedUser, kinds
+from tests.simulation.messages import Ask as KeyedAsk
+from tests.simulation.messages import Messages
 from tests.simulation.people import Ask, User
 from tests.simulation.shared import SharedDatabase
 from tests.simulation.virtual import VirtualLoop
@@ -89,7 +93,8 @@ class Controllers(World):
         ]
         messages = Messages(self)
         self._keyed = [
-            KeyedUser(self, messages, f"keyed-{n}", self.chance(f"keyed-{n}")) for n in range(8)
+            KeyedUser(self, messages, f"keyed-{n}", self.chance(f"keyed-{n}"), kind)
+            for n, kind in enumerate(kinds())
         ]
         lives = [one.live for one in users] + [one.live for one in self._keyed]
         work += [self.spawn(live(FAULTS_UNTIL)) for live in lives]
@@ -101,6 +106,8 @@ class Controllers(World):
         await asyncio.gather(*work)
         for user in users:
             await user.close()
+        for keyed in self._keyed:
+            await keyed.close(self)
         # Nobody can take over any more: their looks would take most of the time of the hours that
         # follow.
         for machine in self.machines:
@@ -190,16 +197,29 @@ class Controllers(World):
                 self.checks.violated(f"nobody leads for {LEADS_WITHIN:g} s, and somebody could")
 
     def _check_kept(self) -> None:
-        made: dict[str, list[str]] = {}
+        made: dict[str, list[RunState]] = {}
         for state in self.database.runs.values():
             if state.run.client_key is not None:
-                made.setdefault(state.run.client_key, []).append(state.run.id)
+                made.setdefault(state.run.client_key, []).append(state)
         for user in self._keyed:
-            runs = made.get(f"key-of-{user.name}", [])
-            if len(runs) != 1:
-                self.checks.violated(f"the key of {user.name} made {len(runs)} runs")
-            if user.answers != set(runs):
-                self.checks.violated(f"{user.name} was told {user.answers}, and stored is {runs}")
+            for fault in user.faults(made):
+                self.checks.violated(fault)
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """Nobody has a name before it is free."""
+        lives: dict[str, list[Run]] = {}
+        for run in (state.run for state in self.database.runs.values()):
+            if run.name.startswith(SHARED):
+                lives.setdefault(run.name, []).append(run)
+        for name, runs in lives.items():
+            runs.sort(key=lambda run: run.submitted_at)
+            for before, after in pairwise(runs):
+                ended = before.finished_at
+                # Within a second before, it was checked and waited for its turn.
+                is_late = ended is None or after.submitted_at < ended - SAME_MOMENT_SECONDS
+                if is_late and not self.checks.clock_jumped:
+                    self.checks.violated(f"{after.id} has the name {name} beside {before.id}")
 
     def _claimed_by_ended(self) -> Iterator[str]:
         for process in (one.process for one in self.machines):

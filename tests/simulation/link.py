@@ -269,7 +269,7 @@ class SimulatedRunner:
         return await self._ask(lambda container: container.start(request))
 
     async def put_code(self, digest: str, content: bytes | AsyncIterable[bytes]) -> StatusEvent:
-        raise NotImplementedError("simulated jobs have no code")
+        return await self._ask(lambda container: container.put_code(digest))
 
     async def run(self) -> StatusEvent:
         return await self._ask(lambda container: container.run())
