@@ -62,6 +62,8 @@ class FollowerWays:
         self._sockets = _Sockets(parts, self._exposed)
         self._sessions: set[_Session] = set()
         self._changed = asyncio.Event()
+        self._committed: dict[str, None] = {}
+        """Runs at which the sessions have not looked since."""
         self._now = asyncio.get_running_loop().time
         self._began_at = self._now()
         self._away: dict[str, float] = {}
@@ -83,10 +85,17 @@ class FollowerWays:
             self._tell()
 
     def committed(self, touched: Sequence[RunState]) -> None:
-        if self._sessions:
-            run_ids = [state.run.id for state in touched if offered(state.run) is not None]
-            for session in self._sessions if run_ids else ():
-                session.look(run_ids)
+        run_ids = [state.run.id for state in touched if offered(state.run) is not None]
+        if run_ids and self._sessions:
+            if not self._committed:
+                # It hears of each run of a turn by itself: one message tells of all of them.
+                asyncio.get_running_loop().call_soon(self._look)
+            self._committed.update(dict.fromkeys(run_ids))
+
+    def _look(self) -> None:
+        run_ids, self._committed = self._committed, {}
+        for session in self._sessions:
+            session.look(run_ids)
 
     async def left(self, attempt_id: str) -> None:
         """Return once no follower sends requests to this replica, or has any in flight there. It is
@@ -205,6 +214,7 @@ class _Session:
         """Tell what changed of these; return the version in which they are as they are now.
         `at_nodes`: look at the addresses of nodes, too."""
         changed, gone = [], []
+        are_nodes_others = at_nodes
         for run_id in run_ids:
             route = self._parts.routes.get(run_id)
             known = self._shown.get(run_id)
@@ -213,10 +223,13 @@ class _Session:
                 if known is not None:
                     del self._shown[run_id]
                     gone.append(run_id)
+                    are_nodes_others |= bool(known.replicas)
             elif made != known:
                 self._shown[run_id] = made
                 changed.append(made)
-        nodes = self._used_nodes() if changed or gone or at_nodes else self._nodes
+                # All nodes are gathered only if they may be others: many services sleep.
+                are_nodes_others |= bool(made.replicas or (known and known.replicas))
+        nodes = self._used_nodes() if are_nodes_others else self._nodes
         if changed or gone or nodes != self._nodes or self._version == 0:
             self._version += 1
             message = ServicesChanged(

@@ -7,8 +7,12 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from controller.lifecycle.model import Group, JobSpec, RunState, RunType
+from controller.lifecycle.runs.first_state import new_run
+from controller.traffic.routes import Route
 from controller.ways import follower as follower_end
 from controller.ways import leader as leader_end
+from fairlead.model.spec import PlannedGroup
 from fairlead.wire.gateway import NODE_USER, GroupCounts
 from tests.support.waiting import eventually
 from tests.unit.proxy.test_registered import POLICY
@@ -28,6 +32,45 @@ async def test_a_follower_is_told_of_replicas_in_traffic_and_of_their_nodes(
     await bed.knows("/exposed/a.sock", "/exposed/b.sock")
     leader.has()
     await bed.knows()
+
+
+def committed(made: Route) -> RunState:
+    """Return the run of a route, as a turn leaves it."""
+    spec = JobSpec(image="busybox")
+    main = PlannedGroup(group=Group(name="main", nodes=1), spec=spec)
+    state = new_run(
+        name=made.name,
+        user=made.user,
+        groups=[main],
+        now=0.0,
+        new_id=lambda: made.run_id,
+        type=RunType.SERVICE,
+        service=made.service,
+    )
+    assert state.run.id == made.run_id
+    return state
+
+
+async def test_one_message_tells_of_all_services_of_a_turn_and_few_gather_all_nodes(
+    bed: SessionBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = await bed.leads(route(EXPOSED))
+    await bed.knows("/exposed/a.sock")
+    (session,) = leader.ways._sessions
+    gather, gathered = session._used_nodes, []
+    monkeypatch.setattr(session, "_used_nodes", lambda: gathered.append(1) or gather())
+    asleep = [route(name=f"web-{number}") for number in range(3)]
+    leader.routes.planted = {one.name: one for one in (route(EXPOSED), *asleep)}
+    version = session._version
+    for one in asleep:
+        # A turn tells of each run by itself.
+        leader.ways.committed((committed(one),))
+    await eventually(lambda: "run of web-2" in bed.services._by_run)
+    assert (session._version, gathered) == (version + 1, [])
+    leader.routes.planted["web-0"] = route(ANOTHER, name="web-0")
+    leader.ways.committed((committed(asleep[0]),))
+    await eventually(lambda: bed.sockets("web-0") == ["/exposed/b.sock"])
+    assert (session._version, gathered) == (version + 2, [1])
 
 
 async def test_a_replica_whose_port_is_not_exposed_keeps_its_service_at_the_leader(
