@@ -200,21 +200,21 @@ class KeyedUser:
         for one, found in zip(self._submissions, results or (), strict=False):
             assert one.client_key is not None
             if not isinstance(found, Submitted):
-                self._require_expected(found)
+                self._note_refusal(found)
             elif found.kept:
                 self.kept.add(found.state.run.id)
             elif not found.ending:
                 self.answers[one.client_key].add(found.state.run.id)
 
-    def _require_expected(self, error: Exception) -> None:
-        """Raise an error that is none of those after which a client asks again."""
+    def _note_refusal(self, error: Exception) -> None:
+        """Note an error that is none of those after which a client asks again."""
         # Unprocessable: no node is known yet. Unavailable: the bucket is away.
         expected: tuple[type[Exception], ...] = (StoreError, Unavailable, Unprocessable)
         if self.kind is Kind.REPLACE:
             # Another one takes the name, or has just taken it.
             expected = (*expected, Conflict)
         if not isinstance(error, expected):
-            raise error
+            self._counter.checks.violated(f"{self.name} ({self.kind}) was refused: {error!r}")
 
 
 async def _report(wish: StopRequested, pipeline: RunPipeline) -> None:

@@ -13,7 +13,7 @@ from controller.traffic.routes import Route
 from controller.ways import follower as follower_end
 from controller.ways import leader as leader_end
 from fairlead.model.spec import PlannedGroup
-from fairlead.wire.gateway import NODE_USER, GroupCounts
+from fairlead.wire.gateway import NODE_USER, GatewayNode, GroupCounts
 from tests.support.waiting import eventually
 from tests.unit.proxy.test_registered import POLICY
 from tests.unit.ways.sessions import EXPOSED, SessionBed, route
@@ -57,8 +57,13 @@ async def test_one_message_tells_of_all_services_of_a_turn_and_few_gather_all_no
     leader = await bed.leads(route(EXPOSED))
     await bed.knows("/exposed/a.sock")
     (session,) = leader.ways._sessions
-    gather, gathered = session._used_nodes, []
-    monkeypatch.setattr(session, "_used_nodes", lambda: gathered.append(1) or gather())
+    gather, gathered = session._used_nodes, list[int]()
+
+    def noted() -> tuple[GatewayNode, ...]:
+        gathered.append(1)
+        return gather()
+
+    monkeypatch.setattr(session, "_used_nodes", noted)
     asleep = [route(name=f"web-{number}") for number in range(3)]
     leader.routes.planted = {one.name: one for one in (route(EXPOSED), *asleep)}
     version = session._version
