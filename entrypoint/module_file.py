@@ -28,18 +28,30 @@ PATH = "modules"
 """The file's path, in the folder of the standard library, where imports look first."""
 LATER = frozenset(
     (
-        *("asyncio.sslproto", "inspect", "ipaddress", "linecache", "locale"),
+        *("asyncio.sslproto", "asyncio.staggered", "inspect", "ipaddress", "linecache", "locale"),
         *("msgspec.inspect", "ntpath", "shlex", "textwrap", "tokenize"),
     )
 )
 """Modules of which a job's first process needs nothing as long as nothing fails. None of them is a
 package, and none imports at its top level what is loaded later than `entrypoint.life` and uses one
 of these while it loads: two threads could wait for each other."""
-GIVEN: Mapping[str, Mapping[str, Callable[[], object]]] = {
-    "platform": {"system": lambda: posix.uname().sysname}
-}
-"""More of such modules, each with the one answer for which another one asks while it loads, as its
-code would give it: `uuid` asks for the system."""
+
+
+def _function_of(module: str, name: str) -> Callable[..., object]:
+    """Return a function that runs the module's code when it is called, and calls its own."""
+
+    def call(*given: object, **named: object) -> object:
+        code = sys.modules[module]
+        _ = code.__all__  # to ask for what it doesn't have runs its code
+        function: Callable[..., object] = getattr(code, name)
+        return function(*given, **named)
+
+    return call
+
+
+GIVEN = {"traceback": "extract_stack", "urllib.parse": "quote_from_bytes"}
+"""More of such modules, each with the one function that another one takes while it loads: asyncio
+for its debug mode, `pathlib` for paths as URLs."""
 _SIZE_BYTES = 4
 _SPEC: Callable[..., ModuleSpec] = type(__spec__)
 
@@ -86,8 +98,9 @@ class ModuleFile:
 
     def exec_module(self, module: ModuleType) -> None:
         module.__file__ = self._modules[module.__name__][0]
+        if (function := GIVEN.get(module.__name__)) is not None:
+            module.__dict__[function] = _function_of(module.__name__, function)
         if module.__name__ in LATER or module.__name__ in GIVEN:
-            module.__dict__.update(GIVEN.get(module.__name__, {}))
             self._put_off(module)
         else:
             self._execute(module)

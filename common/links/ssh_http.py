@@ -21,10 +21,9 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest, ConnectionKey
 from aiohttp.tracing import Trace
 
+from common.kept_connections import IDLE_SECONDS
 from common.streams import SocketUnreachable
 
-IDLE_SECONDS = 2.0
-"""An unused connection is kept for this time: each costs a file here and a process on the node."""
 _WINDOW_BYTES = 4 << 20
 _STREAM_WINDOW_BYTES = 1 << 20
 """The buffer of a stream to a port: a client that reads nothing makes the controller keep it."""

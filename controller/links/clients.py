@@ -11,9 +11,10 @@ import aiohttp
 import asyncssh
 
 import runner.client
+from common.kept_connections import IDLE_SECONDS, KeptConnections
 from common.links.errors import LinkError
 from common.links.ssh import Advice, SshLogin
-from common.links.ssh_http import IDLE_SECONDS, SshUnixConnector, connect_protocol, open_stream
+from common.links.ssh_http import SshUnixConnector, connect_protocol, open_stream
 from common.open_answers import end
 from common.streams import SocketUnreachable, StreamReader, StreamWriter
 from controller.lifecycle.inventory import NodeAddress
@@ -51,8 +52,12 @@ class SocketClients:
         self._closed = False
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._open: list[tuple[str, asyncio.Transport]] = []
+        dial = partial(self._dial, shim_socket)
         self.shim = ShimClient(
-            self._session(shim_socket), silence=None, dial=partial(self._dial, shim_socket)
+            self._session(shim_socket),
+            silence=None,
+            dial=dial,
+            kept=KeptConnections(dial, "shim"),
         )
         self._runners: dict[str, RunnerClient] = {}
 
@@ -62,10 +67,12 @@ class SocketClients:
         if self._closed:
             raise LinkError("the connection to the node was closed")
         if socket_path not in self._runners:
+            dial = partial(self._dial, socket_path)
             self._runners[socket_path] = RunnerClient(
                 self._session(socket_path, runner.client.BASE_URL),
                 dial=partial(self._stream, socket_path),
-                dial_answer=partial(self._dial, socket_path),
+                dial_answer=dial,
+                kept=KeptConnections(dial, "runner"),
             )
         return self._runners[socket_path]
 
@@ -88,6 +95,8 @@ class SocketClients:
             await session.close()
 
     async def _dial(self, path: str, make: Callable[[], asyncio.Protocol]) -> None:
+        if self._closed or path not in self._sessions:
+            raise SocketUnreachable("this connection was closed")
         async with asyncio.timeout(CONNECT_SECONDS):
             transport = await self._connect(path, make)
         self._open = [kept for kept in self._open if not kept[1].is_closing()]

@@ -78,6 +78,7 @@ class RowCodec(Generic[T]):
             for field in fields
             if field.name in columns and columns[field.name].info.get("json")
         )
+        self._has_rest = "rest" in columns
         in_columns = {*self._plain, *self._json}
         self._rest = tuple(
             (field.name, field.encode_name, field.default)
@@ -104,7 +105,7 @@ class RowCodec(Generic[T]):
                     for name, key, default in part.fields
                     if (content := getattr(whole, name)) is not default
                 }
-        if "rest" in self.table.columns:
+        if self._has_rest:
             row["rest"] = _encode(rest).decode()
         row.update(keys)
         return row
@@ -142,6 +143,8 @@ def storable(text: str) -> str:
 
     Jobs and other clients may send them.
     """
+    if text.isascii() and "\0" not in text:
+        return text
     text = text.replace("\0", "\N{SYMBOL FOR NULL}")
     return text.encode("utf-8", "replace").decode()
 

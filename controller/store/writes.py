@@ -6,6 +6,7 @@ When the database refuses a value, `culprits` finds the runs, nodes or fleets th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -76,25 +77,42 @@ class _Batch:
     def write(self, connection: sa.Connection) -> None:
         table = self._codec.table
         if self._added:
-            connection.execute(table.insert(), self._added)
+            connection.execute(_insert_into(table), self._added)
         if self._changed:
-            _update(connection, table.c.id, self._changed)
+            _update(connection, table, "id", self._changed)
 
 
-def _update(connection: sa.Connection, key: sa.Column[Any], rows: Sequence[dict[str, Any]]) -> None:
+def _update(
+    connection: sa.Connection, table: sa.Table, key: str, rows: Sequence[dict[str, Any]]
+) -> None:
     """Update all rows with one statement; each row names every column."""
-    columns = [name for name in rows[0] if name != key.name]
-    statement = (
-        sa.update(key.table)
-        # SQLAlchemy reserves the columns' own names for the SET clause of an update.
-        .where(key == sa.bindparam("key_value"))
-        .values({name: sa.bindparam(f"new_{name}") for name in columns})
-    )
-    bound = [
-        {"key_value": row[key.name], **{f"new_{name}": row[name] for name in columns}}
-        for row in rows
-    ]
+    statement, names = _update_of(table, key, tuple(rows[0]))
+    bound = [{parameter: row[name] for name, parameter in names} for row in rows]
     connection.execute(statement, bound)
+
+
+# A statement remembers its key in SQLAlchemy's cache of compiled ones. To make a statement and its
+# key anew costs more than to run it.
+
+
+@cache
+def _insert_into(table: sa.Table) -> sa.Insert:
+    return table.insert()
+
+
+@cache
+def _update_of(
+    table: sa.Table, key: str, names: tuple[str, ...]
+) -> tuple[sa.Update, tuple[tuple[str, str], ...]]:
+    """Return the statement, and the parameter of each column."""
+    # SQLAlchemy reserves the columns' own names for the SET clause of an update.
+    parameters = {name: f"new_{name}" for name in names if name != key}
+    statement = (
+        sa.update(table)
+        .where(table.c[key] == sa.bindparam("key_value"))
+        .values({name: sa.bindparam(parameter) for name, parameter in parameters.items()})
+    )
+    return statement, ((key, "key_value"), *parameters.items())
 
 
 def write(connection: sa.Connection, changes: Changes) -> None:
@@ -124,7 +142,7 @@ def write(connection: sa.Connection, changes: Changes) -> None:
         connection.execute(sa.delete(schema.cost_days).where(old))
     if changes.events:
         rows = [EVENT.row(event) for event in changes.events]
-        connection.execute(schema.events.insert(), rows)
+        connection.execute(_insert_into(schema.events), rows)
 
 
 def _write_runs(
@@ -154,11 +172,10 @@ def _write_runs(
     # Owners first: both databases check foreign keys at the end of each statement.
     runs.write(connection)
     for is_new, row in sweeps:
-        key = schema.sweeps.c.run_id
         if is_new:
             connection.execute(schema.sweeps.insert(), [row])
         else:
-            _update(connection, key, [row])
+            _update(connection, schema.sweeps, "run_id", [row])
     for batch in (jobs, attempts, allocations):
         batch.write(connection)
 
@@ -193,7 +210,7 @@ def _upsert(connection: sa.Connection, codec: RowCodec[T], key: str, values: Ite
     changed = [row for value, row in rows.items() if value in existing]
     added = [row for value, row in rows.items() if value not in existing]
     if changed:
-        _update(connection, column, changed)
+        _update(connection, codec.table, key, changed)
     if added:
         connection.execute(codec.table.insert(), added)
 

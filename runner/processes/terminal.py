@@ -3,6 +3,8 @@
 The job's session owns it, so shells with job control and programs that look at their terminal work.
 No user types into it: standard input stays empty, and a program that reads the terminal gets an end
 of input instead of waiting forever.
+
+`termios` is a library that only such jobs load.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-import termios
 from contextlib import suppress
 
 from runner.processes.identity import Identity
@@ -29,6 +30,8 @@ _MODE = 0o620
 
 def open_for(identity: Identity | None) -> tuple[int, int]:
     """Return the side to read from (without blocking) and the job's side. Raises OSError."""
+    import termios
+
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, _SIZE.pack(ROWS, COLUMNS, 0, 0))
     _keep_line_ends(theirs)
@@ -48,6 +51,8 @@ def output_of(ours: int, packet: bytes) -> bytes:
 
     A program that discards unread input, as password prompts do, must find the end of input again.
     """
+    import termios
+
     kind = packet[0]
     if kind & termios.TIOCPKT_FLUSHREAD:
         _end_input(ours)
@@ -56,11 +61,15 @@ def output_of(ours: int, packet: bytes) -> bytes:
 
 def take() -> None:
     """Own the terminal, in the new process: it leads a session without a terminal."""
+    import termios
+
     fcntl.ioctl(_STDOUT, termios.TIOCSCTTY, 0)
 
 
 def _keep_line_ends(fd: int) -> None:
     """Turn off added carriage returns and the echo: a log does not need them."""
+    import termios
+
     attributes = termios.tcgetattr(fd)
     attributes[1] &= ~termios.ONLCR
     attributes[3] &= ~termios.ECHO

@@ -16,6 +16,7 @@ import asyncssh
 import pytest
 
 from common.links.errors import why_unreachable
+from controller.links.clients import LocalConnection
 from runner.client import RunnerClient, RunnerUnavailable
 from shim.client import ShimClient, ShimUnavailable
 from tests.support.waiting import LONG
@@ -58,6 +59,15 @@ async def by_runner(path: Path, patience: float) -> None:
             await RunnerClient(session).health()
 
 
+async def by_kept_connections(path: Path, patience: float) -> None:
+    clients = LocalConnection(str(path))
+    try:
+        with mock.patch.object(clients.shim, "_timeout", aiohttp.ClientTimeout(total=patience)):
+            await clients.shim.health()
+    finally:
+        await clients.close()
+
+
 @pytest.fixture
 async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Path]]]:
     servers: list[asyncio.Server] = []
@@ -71,7 +81,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Path]]]
         server.close()
 
 
-@pytest.mark.parametrize("ask", [by_shim, by_runner])
+@pytest.mark.parametrize("ask", [by_shim, by_runner, by_kept_connections])
 async def test_a_socket_that_is_not_there_is_named(ask: Ask, tmp_path: Path) -> None:
     path = tmp_path / "none.sock"
     with pytest.raises((ShimUnavailable, RunnerUnavailable)) as caught:
@@ -79,7 +89,7 @@ async def test_a_socket_that_is_not_there_is_named(ask: Ask, tmp_path: Path) -> 
     assert str(caught.value).endswith(f"nothing answers at {path} (No such file or directory)")
 
 
-@pytest.mark.parametrize("ask", [by_shim, by_runner])
+@pytest.mark.parametrize("ask", [by_shim, by_runner, by_kept_connections])
 @pytest.mark.parametrize("answer", [hang_up, say_half, babble])
 async def test_a_connection_that_breaks_was_lost(
     ask: Ask,
@@ -91,7 +101,7 @@ async def test_a_connection_that_breaks_was_lost(
     assert str(caught.value).endswith("the connection was lost")
 
 
-@pytest.mark.parametrize("ask", [by_shim, by_runner])
+@pytest.mark.parametrize("ask", [by_shim, by_runner, by_kept_connections])
 async def test_silence_is_said_to_be_silence(
     ask: Ask, serve: Callable[..., Awaitable[Path]]
 ) -> None:

@@ -9,6 +9,7 @@ import re
 import tracemalloc
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
 from hypothesis import given
@@ -153,6 +154,18 @@ async def test_headers_and_query_come_as_they_were_sent(tmp_path: Path) -> None:
     query, headers = json.loads(raw.rpartition(b"\r\n\r\n")[2])
     assert query == {"a": "2", "b": " x"}
     assert headers["x-a"] == "1, 2"
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["", "a", "a=", "a=b=c", "&&a=1&", "=1", "a=1;b=2", "a=+&b=%2B", "a+b=%20"],
+)
+async def test_a_query_is_read_as_urllib_reads_it(query: str, tmp_path: Path) -> None:
+    request = f"GET /show?{query} HTTP/1.1\r\nConnection: close\r\n\r\n".encode("latin-1")
+    async with serving(tmp_path) as path:
+        raw = await said(path, request)
+    found, _ = json.loads(raw.rpartition(b"\r\n\r\n")[2])
+    assert found == dict(parse_qsl(query, keep_blank_values=True))
 
 
 BAD = {
