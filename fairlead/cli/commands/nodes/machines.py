@@ -250,7 +250,7 @@ def cost(
     if csv:
         text = io.StringIO()
         writer = csv_writer(text, lineterminator="\n")
-        writer.writerows([[one.lower() for one in head], *rows])
+        writer.writerows([[one.lower() for one in head], *(map(_no_formula, one) for one in rows)])
         output.emit(text.getvalue().rstrip("\n"))
         return 0
     output.emit_table(head, rows)
@@ -276,3 +276,9 @@ def _of_orphans(found: OrphanCosts) -> str:
 def _key_of(one: CostRow, key: str) -> str:
     found = {"user": one.user, "fleet": one.fleet, "run": one.run_name or one.run}
     return found[key] or "-"
+def _no_formula(cell: str) -> str:
+    """Return the cell as no spreadsheet runs it: a fleet's name may be the tag of a machine without
+    a record, which others wrote."""
+    return f"'{cell}" if cell != "-" and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+
+
