@@ -102,9 +102,13 @@ class Rentals:
         there = (one for one in self._orphans.there if self._names(one.provider))
         return sorted(there, key=lambda one: (one.created_at, one.name))
 
-    def orphans_as_machines(self, now: float) -> tuple[Machine, ...]:
-        """Return the orphans that have cost something, as costs count them."""
-        return self._paid(self._orphans.committed_ones, now)
+    def orphans_as_machines(
+        self, now: float, found_after: float = float("-inf")
+    ) -> tuple[Machine, ...]:
+        """Return the orphans that have cost something and were found after this time, as costs
+        count them."""
+        found = (one for one in self._orphans.committed_ones if one.found_at > found_after)
+        return self._paid(found, now)
 
     def _paid(self, orphans: Iterable[KnownOrphan], now: float) -> tuple[Machine, ...]:
         # Nobody can end what is at a provider that the file names no more, or tell that it is gone.

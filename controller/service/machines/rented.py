@@ -240,11 +240,14 @@ class RentedService:
         rentals = self._pipeline.rentals
         return [] if rentals is None else rentals.orphans
 
-    def paid_orphans(self, *, with_ended: bool = False) -> list[Machine]:
-        """Return the orphans that have cost something, as machines."""
+    def paid_orphans(
+        self, *, with_ended: bool = False, found_after: float = float("-inf")
+    ) -> list[Machine]:
+        """Return the orphans that have cost something and were found after this time, as
+        machines."""
         if (rentals := self._pipeline.rentals) is None:
             return []
-        every = rentals.orphans_as_machines(self._clock.now())
+        every = rentals.orphans_as_machines(self._clock.now(), found_after)
         return [one for one in every if with_ended or one.is_live]
 
     def families(self) -> Iterable[Metric]:
