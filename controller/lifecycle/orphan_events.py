@@ -5,6 +5,7 @@ admin has it forgotten (docs/rules.md 12.9, 12.21). They belong to no run.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Final
 
@@ -138,7 +139,7 @@ class OrphanBook:
         if orphan.account in self._same_accounts(provider):
             return None
         why = in_another_account(orphan.account, provider, self._accounts[provider])
-        return f"{why}, or `fairlead machine forget {orphan.name}`"
+        return f"{why}, or `fairlead machine forget {shlex.quote(orphan.name)}`"
 
     @property
     def there(self) -> tuple[KnownOrphan, ...]:

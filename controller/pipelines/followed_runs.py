@@ -46,7 +46,7 @@ class FollowedRentals(Rentals):
         self._ask_leader()
         return None
 
-    def why_unlisted(self, orphan: KnownOrphan) -> str | None:
+    def out_of_reach(self, orphan: KnownOrphan) -> str | None:
         self._ask_leader()
         return None
 

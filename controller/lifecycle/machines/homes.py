@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping
 
 from controller.lifecycle.machines.model import Machine
@@ -39,7 +40,7 @@ def homeless_orphan(
     provider, region = orphan.provider, orphan.traits.region
     fix = (
         f"put it back, or see at the provider that the machine has ended and run `fairlead machine "
-        f"forget {orphan.name}`"
+        f"forget {shlex.quote(orphan.name)}`"
     )
     if provider not in regions:
         what = (

@@ -182,6 +182,11 @@ class RentedService:
         rentals = self._pipeline.rentals
         return None if rentals is None else rentals.why_unlisted(orphan)
 
+    def out_of_reach(self, orphan: KnownOrphan) -> str | None:
+        """Return why no list can have the orphan as things are, and the fix; None: one can."""
+        rentals = self._pipeline.rentals
+        return None if rentals is None else rentals.out_of_reach(orphan)
+
     async def forget_orphan(self, provider: str, instance_id: str, user: User) -> Orphan:
         """Take an orphan for gone that no list can have, because of its account or of the file.
 

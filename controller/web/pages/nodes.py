@@ -290,8 +290,8 @@ _BECOMES = {
 }
 
 
-def orphan_row(orphan: KnownOrphan, unlisted: str | None = None) -> OrphanRow:
-    """`unlisted`: why no list tells now whether it is there."""
+def orphan_row(orphan: KnownOrphan, out_of_reach: str | None = None) -> OrphanRow:
+    """`out_of_reach`: why no list can have it as things are."""
     traits = orphan.traits
     return OrphanRow(
         name=orphan.name,
@@ -302,7 +302,7 @@ def orphan_row(orphan: KnownOrphan, unlisted: str | None = None) -> OrphanRow:
         if orphan.price is None
         else price_words(orphan.price),
         found_at=iso(orphan.found_at),
-        becomes=unlisted or _BECOMES.get(orphan.status, orphan.status.value),
+        becomes=out_of_reach or _BECOMES.get(orphan.status, orphan.status.value),
     )
 
 
@@ -390,7 +390,7 @@ async def list_nodes(visit: Visit) -> Page:
             "rented": len(all_rented),
             "per_hour": per_hour,
             "orphans": [
-                orphan_row(one, rentals.why_unlisted(one)) for one in orphans[:PAGE_OF_NODES]
+                orphan_row(one, rentals.out_of_reach(one)) for one in orphans[:PAGE_OF_NODES]
             ],
             "all_orphans": len(orphans),
             "of_orphans": of_orphans,
