@@ -252,6 +252,9 @@ class Rentals:
         # Before anything is ordered: what a list has just shown counts in this turn's budgets.
         terms = OrphanTerms(self._offers, fleets, self.machines)
         events = self._orphans.offer(now, terms)
+        if self._orphans.offered:
+            # What is gone or forgotten leaves room in budgets; a price that is known takes some.
+            self._last.note_change()
         orphans = self._paid(self._orphans.decided, now)
         turn = MachineTurn(
             self._records, self._last, self._settings, nodes, fleets, is_used, orphans, now

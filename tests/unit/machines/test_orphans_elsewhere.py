@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from common.refusals import Conflict, Forbidden, NotFound, Unavailable
 from controller.clouds.base import CloudAway
+from controller.lifecycle.inventory import Budget
 from controller.lifecycle.machines.orphans import OrphanMachines
 from controller.lifecycle.machines.reconcile import Traits
 from controller.scheduling.index import CapacityIndex
@@ -21,11 +22,14 @@ from controller.web.pages.nodes import orphan_row
 from tests.doubles.clock import ManualClock
 from tests.doubles.clouds import MemoryCloud
 from tests.doubles.memory_store import MemoryDatabase
-from tests.unit.machines.parts import NOW, known_orphan, offer, rentals_of
+from tests.unit.machines.parts import NOW, fleet, known_orphan, offer, rentals_of
 from tests.unit.machines.renting import ADMIN, Renting, quick, renting
 from tests.unit.machines.test_ended_orphans import BOB, RESTORED_AT, planted, service_of, told
+from tests.unit.scheduling import parts
 
 __all__ = ["quick"]
+
+SMALL = Traits(instance_type="small", region="north", zone="north-1")
 
 
 async def left_behind(lab: Renting) -> tuple[RentedService, str]:
@@ -182,3 +186,20 @@ async def test_what_is_at_a_provider_that_the_file_names_no_more_is_shown_until_
     assert events == [("gone", "ada had it forgotten")]
     with pytest.raises(Unavailable):
         rented.orphans(ADMIN)
+
+
+async def test_a_job_gets_a_machine_as_soon_as_the_orphan_is_forgotten_that_costs_as_much() -> None:
+    cloud = MemoryCloud(offer())
+    cloud.fleet, cloud.traits = "burst", SMALL
+    burst = fleet(budget=Budget(per_hour=1.5))
+    async with renting(cloud, burst, restored_at=RESTORED_AT) as lab:
+        rented, orphan = await left_behind(lab)
+        run = parts.run("hello")
+        await lab.pipeline.admit(run)
+        await lab.until(lambda: "may cost 1.50 an hour" in lab.waits_for(run))
+        # Nothing changes any more, and demand is looked at once a minute.
+        await lab.after(90.0)
+        await rented.forget_orphan("lab", orphan, ADMIN)
+        began = lab.clock.time
+        await lab.until(lambda: len(lab.rentals.committed) == 1)
+        assert lab.clock.time - began < 10.0
