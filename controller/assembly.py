@@ -73,7 +73,8 @@ def _rentals(
 ) -> Rentals | None:
     """Return what decides about machines; None: this controller has no providers of them, and had
     none whose fleets and machines are still known."""
-    if machines is None and not has_rented(snapshot.machines, snapshot.fleets):
+    known = (*snapshot.machines, *snapshot.orphans)
+    if machines is None and not has_rented(known, snapshot.fleets):
         return None
     if machines is None:
         # The file names none any more: fleets and waiting jobs say so, and costs are still summed.
@@ -85,6 +86,7 @@ def _rentals(
         month_of=month_began,
         spending=machines.spending,
         providers=frozenset(machines.clouds),
+        regions=machines.regions,
         setups=machines.setups,
     )
     could_hold = placement.could_hold

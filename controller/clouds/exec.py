@@ -303,8 +303,9 @@ async def _exchanged(process: asyncio.subprocess.Process, wish: bytes) -> tuple[
     answer = asyncio.create_task(_whole(process.stdout))
     complaints = asyncio.create_task(_end_of(process.stderr))
     try:
-        # A program may answer, or end, before it has read everything.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        # A program may answer, or end, before it has read everything. uvloop raises RuntimeError
+        # where the pipe was closed before the first byte.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError, RuntimeError):
             process.stdin.write(wish)
             await process.stdin.drain()
         process.stdin.close()

@@ -21,6 +21,7 @@ from controller.daemon.providers import (
     Catalogs,
     machine_settings,
     require_providers,
+    warn_of_homeless_orphans,
     warn_of_unknown_users,
 )
 from controller.daemon.stores import METRICS_NAME, metric_bucket, open_stores, own_bucket
@@ -79,6 +80,7 @@ async def open_parts(
     stores = open_stores(options, store, own, installation_id, closing, shipper)
     require_providers(options, snapshot)
     warn_of_unknown_users(options, snapshot)
+    warn_of_homeless_orphans(options, snapshot)
     progress, routes = PullsInProgress(), RouteTable()
     gate = Gate(snapshot.users, snapshot.tokens, clock, snapshot.service_keys)
     assembly = Assembly(

@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import importlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import assert_never
 
 import asyncssh
@@ -18,7 +18,7 @@ from controller.clouds.base import Cloud
 from controller.clouds.catalog import CannotKeep, Catalog
 from controller.daemon.options import CannotStart, Options
 from controller.lifecycle.inventory import unknown_users
-from controller.lifecycle.machines.homes import homeless
+from controller.lifecycle.machines.homes import homeless, homeless_orphan
 from controller.lifecycle.machines.model import Machine
 from controller.machines.manager import MachineSettings
 from controller.pipelines.performers.cluster import secret_of
@@ -39,9 +39,20 @@ _DIGEST_LENGTH = 16
 def require_providers(options: Options, snapshot: Snapshot) -> None:
     """Raise CannotStart when machines of a provider, or of one of its regions, live that the file
     does not name: nothing could end them."""
-    regions = {name: one.regions for name, one in options.providers.items()}
-    if (missing := homeless(regions, snapshot.machines)) is not None:
+    if (missing := homeless(_regions(options), snapshot.machines)) is not None:
         raise CannotStart(missing)
+
+
+def _regions(options: Options) -> dict[str, Collection[str] | None]:
+    return {name: one.regions for name, one in options.providers.items()}
+
+
+def warn_of_homeless_orphans(options: Options, snapshot: Snapshot) -> None:
+    """Tell of machines without a record that nothing ends: nobody else would miss them."""
+    regions = _regions(options)
+    for one in snapshot.orphans:
+        if one.gone_at is None and (why := homeless_orphan(regions, one)) is not None:
+            log.warning("machine %s has no record: %s", one.name, why)
 
 
 def warn_of_unknown_users(options: Options, snapshot: Snapshot) -> None:
@@ -166,6 +177,7 @@ def machine_settings(
         boot_data=user_data,
         pin=lambda machine_id: boot_data.pin(secret, machine_id),
         spending=options.spending,
+        regions=_regions(options),
         setups={name: _digest(secret, config) for name, config in options.providers.items()},
     )
 

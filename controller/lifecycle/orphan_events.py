@@ -1,11 +1,12 @@
 """What is known of orphans, and their events: one when a list first has an orphan, one when it is
-kept instead, one when an admin has it ended, and one when the provider lists it no longer
-(docs/rules.md 12.9). They belong to no run.
+kept instead, one when an admin has it ended, and one when the provider lists it no longer or an
+admin has it forgotten (docs/rules.md 12.9, 12.21). They belong to no run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Final
 
 from msgspec.structs import replace
@@ -19,7 +20,11 @@ from controller.lifecycle.machines.orphans import (
     known,
     name_of,
 )
-from controller.lifecycle.machines.reconcile import ORPHAN_GRACE_SECONDS, Orphan
+from controller.lifecycle.machines.reconcile import (
+    ORPHAN_GRACE_SECONDS,
+    Orphan,
+    in_another_account,
+)
 
 _CAUSE: Final = "the provider lists a machine that no record knows"
 _GONE_CAUSE: Final = "the provider lists it no longer"
@@ -29,7 +34,13 @@ class OrphanBook:
     """The orphans as they are stored. A controller that starts gets those of its predecessors, so
     it tells nothing twice, and forgets no end that an admin asked for."""
 
-    def __init__(self, stored: Iterable[KnownOrphan] = ()) -> None:
+    def __init__(
+        self,
+        stored: Iterable[KnownOrphan] = (),
+        is_homeless: Callable[[KnownOrphan], bool] = lambda orphan: False,
+    ) -> None:
+        """`is_homeless`: whether the controller's file leaves out where an orphan is."""
+        self._is_homeless = is_homeless
         self._known: dict[str, KnownOrphan] = {}
         """Those that are there, by name."""
         self._gone: dict[str, KnownOrphan] = {}
@@ -40,6 +51,8 @@ class OrphanBook:
         """The account of each of these lists; None: it was not told."""
         self._asked: dict[str, str] = {}
         """The user who wants an orphan ended, by the name of the orphan; not committed yet."""
+        self._forgotten: dict[str, str] = {}
+        """The user who has an orphan forgotten, by the name of the orphan; not committed yet."""
         self._offered: dict[str, KnownOrphan] = {}
         """What is to be stored, by id."""
         self._is_dirty = True
@@ -72,8 +85,10 @@ class OrphanBook:
         self._asked = {
             name: by
             for name, by in self._asked.items()
-            if name.partition("/")[0] != provider or name in there
+            if _provider_of(name) != provider or name in there
         }
+        # Its account is back, so it is known again what becomes of it.
+        self._forgotten = {name: by for name, by in self._forgotten.items() if name not in there}
         self._is_dirty = True
         return any(self._statuses(provider))
 
@@ -83,6 +98,11 @@ class OrphanBook:
             if not self.is_to_end(provider, instance_id):
                 self._asked[name_of(provider, instance_id)] = by
                 self._is_dirty = True
+
+    def forget(self, provider: str, instance_id: str, by: str) -> None:
+        """Note that `by` has an orphan forgotten that is in another account."""
+        self._forgotten[name_of(provider, instance_id)] = by
+        self._is_dirty = True
 
     def terms_changed(self) -> None:
         """Look for the prices again that are not known yet."""
@@ -101,6 +121,25 @@ class OrphanBook:
     def get(self, provider: str, instance_id: str) -> KnownOrphan | None:
         """Return the orphan as it is committed; None: it is not there."""
         return self._known.get(name_of(provider, instance_id))
+
+    def lists(self, orphan: KnownOrphan) -> bool:
+        """Return whether the provider's latest list has it."""
+        return orphan.name in self._listed.get(orphan.provider, {})
+
+    def has_list(self, provider: str) -> bool:
+        """Return whether the provider has told a whole list to this controller."""
+        return provider in self._listed
+
+    def elsewhere(self, orphan: KnownOrphan) -> str | None:
+        """Return why a list of another account tells nothing of it, and the fix; None: the latest
+        one is of its account."""
+        provider = orphan.provider
+        if provider not in self._listed or self.lists(orphan):
+            return None
+        if orphan.account in self._same_accounts(provider):
+            return None
+        why = in_another_account(orphan.account, provider, self._accounts[provider])
+        return f"{why}, or `fairlead machine forget {shlex.quote(orphan.name)}`"
 
     @property
     def there(self) -> tuple[KnownOrphan, ...]:
@@ -136,7 +175,8 @@ class OrphanBook:
         found = terms or OrphanTerms()
         events: list[Event] = []
         self._offered = {}
-        for provider in self._listed:
+        # The file may leave out the provider of what is forgotten.
+        for provider in dict.fromkeys((*self._listed, *map(_provider_of, self._forgotten))):
             for name, orphan, status, by in self._statuses(provider):
                 row, event = self._changed(name, orphan, status, by, found, now)
                 self._offered[row.id] = row
@@ -154,6 +194,8 @@ class OrphanBook:
         for one in offered.values():
             if one.status is OrphanStatus.ENDING or one.gone_at is not None:
                 self._asked.pop(one.name, None)
+            if one.gone_at is not None:
+                self._forgotten.pop(one.name, None)
 
     def refused(self) -> None:
         """What was offered can never be stored. It is not offered again; nothing is ended that
@@ -161,6 +203,8 @@ class OrphanBook:
         offered, self._offered = self._offered, {}
         self._is_pending, self._is_dirty = False, True
         for one in offered.values():
+            if self._forgotten.pop(one.name, None) is not None:
+                continue
             if one.status is OrphanStatus.ENDING and one.gone_at is None:
                 self._asked.pop(one.name, None)
             else:
@@ -171,7 +215,7 @@ class OrphanBook:
     ) -> Iterator[tuple[str, Orphan | None, OrphanStatus, str | None]]:
         """Yield each orphan of the provider with another status than it has, and who wants it; None
         for one that is gone."""
-        there = self._listed[provider]
+        there = self._listed.get(provider, {})
         for name, orphan in there.items():
             before = self._known.get(name)
             status = None if before is None else before.status
@@ -185,13 +229,18 @@ class OrphanBook:
         same = self._same_accounts(provider)
         for name, one in self._known.items():
             # A list of another account tells nothing of it.
-            if one.provider == provider and name not in there and one.account in same:
+            if one.provider != provider or name in there:
+                continue
+            if one.account in same and not self._is_homeless(one):
                 yield name, None, OrphanStatus.GONE, None
+            elif (by := self._forgotten.get(name)) is not None:
+                yield name, None, OrphanStatus.GONE, by
 
     def _same_accounts(self, provider: str) -> Set[str | None]:
         """Return the accounts of which the provider's list is. One that has an orphan of an account
         is a list of that account, whatever its name is now."""
-        listed = self._listed[provider]
+        if (listed := self._listed.get(provider)) is None:
+            return set()
         known = (self._known.get(name) for name in listed)
         there = {one.account for one in known if one is not None}
         return {None, self._accounts[provider], *there}
@@ -210,7 +259,10 @@ class OrphanBook:
         if orphan is None:
             assert before is not None, "only what is known can be gone"
             row = replace(before, status=status, gone_at=now)
-            return row, _event(name, old, status, None, _GONE_CAUSE, now)
+            if by is None:
+                return row, _event(name, old, status, None, _GONE_CAUSE, now)
+            cause = f"{by} had it forgotten"
+            return row, _event(name, old, status, left_behind(before), cause, now)
         row = known(orphan, status, terms.record(orphan), now) if before is None else before
         account = self._accounts[orphan.provider]
         row = _complete(replace(row, status=status), orphan, account, terms)
@@ -220,7 +272,7 @@ class OrphanBook:
 
     def _completed(self, provider: str, terms: OrphanTerms) -> Iterator[KnownOrphan]:
         """Yield those of which more is known now."""
-        for name, orphan in self._listed[provider].items():
+        for name, orphan in self._listed.get(provider, {}).items():
             before = self._known.get(name)
             if before is None:
                 continue
@@ -248,6 +300,23 @@ def _complete(
     if row.price is None and (price := terms.price(row)) is not None:
         row = replace(row, price=price)
     return row
+
+
+def left_behind(orphan: KnownOrphan) -> str:
+    """Return what nobody looks after any more once the orphan is forgotten."""
+    where = (
+        f"at provider {orphan.provider}"
+        if orphan.account is None
+        else f"in account {orphan.account}"
+    )
+    return (
+        f"it may still run {where} and cost money, which no budget counts: see there that it has "
+        f"ended"
+    )
+
+
+def _provider_of(name: str) -> str:
+    return name.partition("/")[0]
 
 
 def _event(

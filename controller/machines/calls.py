@@ -39,6 +39,7 @@ from controller.lifecycle.machines.life import (
     holds,
 )
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
+from controller.lifecycle.machines.orphans import KnownOrphan
 from controller.lifecycle.machines.reconcile import (
     Circumstances,
     Found,
@@ -75,6 +76,9 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     `records`: the committed ones, newest. `order_of`: the same bytes at each call. `answers`: ids
     of machines whose node is connected. `tell_orphans` takes all that a provider's whole list has,
     and its account, where that is known.
+    `tell_trouble` takes why a list failed, once for each cause. `is_anothers`: whether another
+    provider has this orphan of the provider, whose account is told, too. `stored_orphan` returns an
+    orphan of a provider as it is committed, by its id there.
     `found_at` returns when an orphan of a provider was first found, by its id there; `is_to_end`
     whether an admin had it ended. `tried`: ids of machines that a check makes and ends. `is_empty`
     asks a machine's shim whether it has no task; it raises when the shim does not answer.
@@ -86,6 +90,9 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     order_of: Callable[[Machine], Order]
     answers: Callable[[], frozenset[str]]
     tell_orphans: Callable[[str, tuple[Orphan, ...], str | None], None]
+    tell_trouble: Callable[[str, str], None]
+    is_anothers: Callable[[str, str | None, Found], bool]
+    stored_orphan: Callable[[str, str], KnownOrphan | None]
     is_empty: Callable[[str], Awaitable[bool]]
     found_at: Callable[[str, str], float | None]
     is_to_end: Callable[[str, str], bool]
@@ -110,15 +117,18 @@ class ProviderCalls:
     def __init__(self, provider: str, cloud: Cloud, desk: Desk, clock: Clock) -> None:
         self.orphans: tuple[Orphan, ...] = ()
         """The machines that the last whole list had and no record knows."""
+        self._by_id: dict[str, Orphan] = {}
         self.listed_at: float | None = None
         """When the last whole list was made (Unix time)."""
+        self.account: str | None = None
+        """The account of that list; None: that is not known."""
         self.trouble: str | None = None
         """Why the last call for a list failed; None: it did not."""
         self._provider = provider
         self._cloud = cloud
         self._desk = desk
         self._clock = clock
-        self._began = clock.now()
+        self.began = clock.now()
         self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._asked_at: dict[str, float] = {}
@@ -285,7 +295,7 @@ class ProviderCalls:
         has made it. Raises CloudError: the list of another account tells nothing of that."""
         machine_id = machine.id
         # A former controller may have asked right before this one began.
-        asked_at = self._asked_at.get(machine_id, self._began)
+        asked_at = self._asked_at.get(machine_id, self.began)
         while True:
             begun = self._clock.now()
             # The clock may have been put back since.
@@ -394,7 +404,7 @@ class ProviderCalls:
             now,
             missing=self._missing,
             answering=self._desk.answers(),
-            is_urgent=self._clock.now() < self._began + START_SECONDS
+            is_urgent=self._clock.now() < self.began + START_SECONDS
             or any(self._desk.is_to_end(self._provider, one.instance_id) for one in self.orphans),
         )
 
@@ -415,9 +425,11 @@ class ProviderCalls:
             found_at=partial(self._desk.found_at, self._provider),
             is_to_end=partial(self._desk.is_to_end, self._provider),
             tried=tried,
+            is_anothers=partial(self._desk.is_anothers, self._provider, listed.account),
             visible_after=self._cloud.abilities.visible_after,
             restored_at=self._desk.restored_at,
         )
+        self._asked_at = {key: at for key, at in self._asked_at.items() if key in records}
         now = self._clock.now()
         result = reconcile(listed.found, records, case, now)
         self._missing = result.missing
@@ -442,6 +454,22 @@ class ProviderCalls:
         waits = machine.status is MachineStatus.PROVISIONING and report.place is not None
         return machine.instance_id is None or waits
 
+    def has_orphan(self, found: Found, account: str | None) -> bool:
+        """Return whether this is an orphan of this provider, listed by another one of the account.
+
+        Until the first list it is one if it was: else the end that an admin asked for would be
+        forgotten at each start.
+        """
+        known: Orphan | KnownOrphan | None = self._by_id.get(found.instance_id)
+        own = self.account
+        if self.listed_at is None:
+            stored = self._desk.stored_orphan(self._provider, found.instance_id)
+            known, own = stored, None if stored is None else stored.account
+        if known is None or known.machine_id != found.machine_id:
+            return False
+        # The tag of a machine is unique. Without one, only the account tells that it is the same.
+        return found.machine_id is not None or (account is not None and account == own)
+
     def _note_orphans(self, orphans: tuple[Orphan, ...], account: str | None) -> None:
         known = {one.instance_id for one in self.orphans}
         for one in orphans:
@@ -454,7 +482,8 @@ class ProviderCalls:
                     one.machine_id,
                     kept,
                 )
-        self.orphans = orphans
+        self.orphans, self.account = orphans, account
+        self._by_id = {one.instance_id: one for one in orphans}
         self._desk.tell_orphans(self._provider, orphans, account)
 
     async def _end_orphan(self, orphan: Orphan) -> None:
@@ -480,6 +509,7 @@ class ProviderCalls:
             if str(error) != self.trouble:
                 # A provider that stays away is asked every few seconds.
                 log.warning("provider %s tells no list: %s", self._provider, error)
+                self._desk.tell_trouble(self._provider, str(error))
             self.trouble = str(error)
             return None
         self.listed_at, self.trouble = self._clock.now(), None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import msgspec
 
@@ -12,7 +12,7 @@ from controller.clouds.base import Closes, Cloud, KnownOffers, Order
 from controller.lifecycle.inventory import Spending
 from controller.lifecycle.machines.market import Supply
 from controller.lifecycle.machines.model import Machine, Offer
-from controller.lifecycle.machines.reconcile import Orphan
+from controller.lifecycle.machines.reconcile import Found, Orphan
 from controller.lifecycle.model import Node
 from controller.machines.calls import Desk, ProviderCalls
 from controller.machines.supplies import Supplies
@@ -38,6 +38,8 @@ class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
     boot_data: Callable[[Machine], str]
     pin: Callable[[str], Pinned]
     spending: Spending = Spending()
+    regions: Mapping[str, Collection[str] | None] = {}
+    """Those that the controller's file names, by provider; None: all that the provider has."""
     setups: Mapping[str, str] = {}
     """A digest of what the controller's file says of each provider."""
 
@@ -68,6 +70,9 @@ class MachineManager:
             order_of=self._order,
             answers=self._answering,
             tell_orphans=self._tell_orphans,
+            tell_trouble=self._tell_trouble,
+            is_anothers=self._is_anothers,
+            stored_orphan=rentals.orphan,
             is_empty=is_empty,
             found_at=rentals.orphan_found_at,
             is_to_end=rentals.orphan_is_to_end,
@@ -139,7 +144,7 @@ class MachineManager:
 
     def _tell(self, provider: str, supply: Supply | str) -> None:
         if provider in self._unlisted and isinstance(supply, Supply):
-            self._held[provider], supply = supply, UNLISTED
+            self._held[provider], supply = supply, self._why_unlisted(provider)
         self._rentals.set_offers(provider, supply)
 
     def _tell_orphans(
@@ -150,7 +155,24 @@ class MachineManager:
         if (supply := self._held.pop(provider, None)) is not None:
             self._rentals.set_offers(provider, supply)
 
+    def _why_unlisted(self, provider: str) -> str:
+        trouble = self.calls[provider].trouble
+        return UNLISTED if trouble is None else f"{UNLISTED}; the last one failed: {trouble}"
+
+    def _tell_trouble(self, provider: str, trouble: str) -> None:
+        self._rentals.list_failed(provider, trouble)
+        if provider in self._held:
+            self._rentals.set_offers(provider, f"{UNLISTED}; the last one failed: {trouble}")
+
+    def _is_anothers(self, provider: str, account: str | None, found: Found) -> bool:
+        """Return whether another provider of the file has the orphan: two may name one account, as
+        for two sets of regions, and what is counted twice leaves half of a budget."""
+        others = (one for name, one in self.calls.items() if name != provider)
+        return any(one.has_orphan(found, account) for one in others)
+
     def _look(self) -> None:
+        if len(self._known) > len(self._rentals.committed):
+            self._known.intersection_update(self._rentals.committed)
         for machine in self._rentals.committed.values():
             if machine.id not in self._known:
                 self._known.add(machine.id)

@@ -46,6 +46,10 @@ class FollowedRentals(Rentals):
         self._ask_leader()
         return None
 
+    def out_of_reach(self, orphan: KnownOrphan) -> str | None:
+        self._ask_leader()
+        return None
+
     def follow(
         self, machines: Mapping[str, Machine | None], orphans: Mapping[str, KnownOrphan | None]
     ) -> None:

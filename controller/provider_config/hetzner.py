@@ -71,7 +71,11 @@ def read_hetzner(within: str, data: dict[str, Any]) -> HetznerProvider:
     file = Path(written.token_file)
     if not file.is_absolute():
         raise ConfigurationError(field, f"{file} is not an absolute path", _TOKENS)
-    plain = HetznerProvider(token_file=file, locations=written.locations, image=written.image)
+    image = written.image
+    if isinstance(image, str) and re.fullmatch(r"[0-9]{1,18}", image):
+        # An id in quotes; no image has a number as its name.
+        image = int(image)
+    plain = HetznerProvider(token_file=file, locations=written.locations, image=image)
     try:
         plain.token()
     except OSError as error:

@@ -87,7 +87,8 @@ class OrphanView(View, frozen=True):
     """A machine at a provider that no record knows. `ends_at` null: it is kept until an admin has
     it ended; `is_to_end`: an admin did. `fleet`: its tag; `instance_type` to `spot`: what the
     provider's list tells of it. `price`: of an hour, as budgets count it; null: it is not known, so
-    no budget counts it."""
+    no budget counts it. `unlisted`: why no list of the provider tells now whether it is there, and
+    the fix."""
 
     provider: str
     instance_id: str
@@ -104,3 +105,4 @@ class OrphanView(View, frozen=True):
     zone: str | None = None
     spot: bool = False
     price: float | None = None
+    unlisted: str | None = None

@@ -45,6 +45,13 @@ class EndOrphansBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     instance_ids: Annotated[tuple[str, ...], msgspec.Meta(max_length=1000)]
 
 
+class ForgetOrphanBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`instance_id`: the id of an orphan at the provider, in an account that nobody uses now."""
+
+    provider: str
+    instance_id: str
+
+
 class OrphansAnswer(msgspec.Struct, frozen=True, kw_only=True):
     orphans: tuple[OrphanView, ...]
 
@@ -97,6 +104,14 @@ async def end_orphans(call: Call) -> OrphansAnswer:
         body.provider, body.instance_ids, call.caller
     )
     return OrphansAnswer(orphans=tuple(_orphan(call, one) for one in found))
+
+
+async def forget_orphan(call: Call) -> OrphanView:
+    body: ForgetOrphanBody = call.body
+    gone = await call.service.machines.rented.forget_orphan(
+        body.provider, body.instance_id, call.caller
+    )
+    return _orphan(call, gone)
 
 
 def _orphan(call: Call, orphan: Orphan) -> OrphanView:
@@ -188,5 +203,13 @@ ROUTES: tuple[Route, ...] = (
         handler=end_orphans,
         body=EndOrphansBody,
         answer=OrphansAnswer,
+    ),
+    Route(
+        method="POST",
+        path="/v1/machine-orphans/forget",
+        summary="Forget a machine without a record, in an account that nobody uses any more",
+        handler=forget_orphan,
+        body=ForgetOrphanBody,
+        answer=OrphanView,
     ),
 )

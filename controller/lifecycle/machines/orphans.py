@@ -63,6 +63,21 @@ class KnownOrphan(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         return name_of(self.provider, self.instance_id)
 
+    def as_unlisted(self, why: str) -> Orphan:
+        """Return it as lists have orphans. `why`: none has it now."""
+        return Orphan(
+            provider=self.provider,
+            instance_id=self.instance_id,
+            machine_id=self.machine_id,
+            created_at=self.created_at,
+            seen_at=self.found_at,
+            quarantined=self.status is OrphanStatus.KEPT,
+            is_to_end=self.status is OrphanStatus.ENDING,
+            fleet=self.fleet,
+            traits=self.traits,
+            unlisted=why,
+        )
+
     def has_cost(self, now: float) -> bool:
         """Return whether it has cost something by now."""
         # The clock may have been put back since it was found.
@@ -207,7 +222,12 @@ class OrphanMachines:
 
     def of(self, orphans: Iterable[KnownOrphan], now: float) -> tuple[Machine, ...]:
         """Return those of the orphans that have cost something by now."""
-        return tuple(self._machine(one) for one in orphans if one.has_cost(now))
+        found = tuple(self._machine(one) for one in orphans if one.has_cost(now))
+        if len(self._made) > 2 * len(found):
+            # What is forgotten must not stay for as long as a controller runs.
+            there = {one.id for one in found}
+            self._made = {key: one for key, one in self._made.items() if key in there}
+        return found
 
     def _machine(self, orphan: KnownOrphan) -> Machine:
         known = self._made.get(orphan.id)

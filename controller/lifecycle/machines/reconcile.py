@@ -73,9 +73,13 @@ class Orphan(msgspec.Struct, frozen=True, kw_only=True):
     fleet: str | None = None
     """Its tag."""
     traits: Traits = Traits()
+    unlisted: str | None = None
+    """Why no list tells now whether it is there, and the fix."""
 
     def ends_at(self) -> float | None:
         """Return when it is ended; None: it is not."""
+        if self.unlisted is not None:
+            return None
         if self.quarantined and not self.is_to_end:
             return None
         if self.is_duplicate or self.is_to_end:
@@ -97,7 +101,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     machines whose node answers. `visible_after`: seconds after which a list must have a machine.
     `account`: the one that was listed; None: that is not known. `found_at`: when an orphan, by its
     id at the provider, was first found, also by a controller before this one. `is_to_end`: whether
-    an admin had it ended. `tried`: the machines of checks that are under way, which end them."""
+    an admin had it ended. `tried`: the machines of checks that are under way, which end them.
+    `is_anothers`: whether another provider of the file has the orphan already."""
 
     provider: str
     account: str | None = None
@@ -107,6 +112,7 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     found_at: Callable[[str], float | None] = lambda instance_id: None
     is_to_end: Callable[[str], bool] = lambda instance_id: False
     tried: Set[str] = frozenset()
+    is_anothers: Callable[[Found], bool] = lambda found: False
     visible_after: float
     restored_at: float | None = None
 
@@ -123,17 +129,18 @@ def reconcile(
     before = {one.instance_id: one for one in case.orphans}
     for one in listed:
         machine = machines.get(one.machine_id or "")
+        is_second = machine is not None and machine.instance_id not in (None, one.instance_id)
         if holders.get(one.instance_id, one.machine_id) != one.machine_id:
             # A program gave one machine to two orders; as an orphan the first one's would end.
             continue
         if machine is None and one.machine_id in case.tried:
             continue
-        if machine is None or not machine.is_live:
-            was = before.get(one.instance_id)
-            orphans.append(_orphan(one, was, case, now, is_duplicate=False))
-        elif machine.instance_id not in (None, one.instance_id):
-            was = before.get(one.instance_id)
-            orphans.append(_orphan(one, was, case, now, is_duplicate=True))
+        if machine is None or not machine.is_live or is_second:
+            # Two providers of the file may name one account: each machine is the orphan of one.
+            if not case.is_anothers(one):
+                was = before.get(one.instance_id)
+                is_duplicate = machine is not None and machine.is_live
+                orphans.append(_orphan(one, was, case, now, is_duplicate=is_duplicate))
         else:
             reports.append(
                 InstanceKnown(machine_id=machine.id, instance_id=one.instance_id, place=one.place)
@@ -178,15 +185,16 @@ def _placed(
 def elsewhere(machine: Machine, account: str | None) -> str:
     """Return why nothing is known of a machine in another account than the provider's present one,
     and the fix."""
+    return in_another_account(machine.account, machine.offer.provider, account)
+
+
+def in_another_account(own: str | None, provider: str, account: str | None) -> str:
+    """Return why nothing is known of what is in the account `own`; `account`: the present one."""
     now = "tells none" if account is None else f"uses {account}"
     return (
-        f"{_in_account(machine)} of provider {machine.offer.provider}, which now {now}: go back to "
-        f"that account until the machine has ended"
+        f"{IN_ACCOUNT} {own} of provider {provider}, which now {now}: go back to that account "
+        f"until the machine has ended"
     )
-
-
-def _in_account(machine: Machine) -> str:
-    return f"{IN_ACCOUNT} {machine.account}"
 
 
 def until_next_list(

@@ -33,6 +33,17 @@ class MachineRecords:
         self.machines[machine.id] = machine
         self._index.machine_changed(machine)
 
+    def forget_ended(self, before: float) -> list[str]:
+        """Forget the records that had ended by then; return their ids."""
+        old = [
+            one.id
+            for one in self.machines.values()
+            if one.terminated_at is not None and one.terminated_at < before
+        ]
+        for machine_id in old:
+            del self.machines[machine_id]
+        return old
+
     def checked(self, machine: Machine, report: MachineReport) -> MachineReport:
         """Return the report, or a refusal if it gives the machine what another one has."""
         if not isinstance(report, InstanceKnown):

@@ -13,13 +13,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from controller.lifecycle.inventory import Fleet, Node, Spending
 from controller.lifecycle.machines import life
+from controller.lifecycle.machines.homes import homeless_orphan
 from controller.lifecycle.machines.life import MachineReport
 from controller.lifecycle.machines.market import Market, Supply, not_named
 from controller.lifecycle.machines.model import (
     Machine,
     Offer,
 )
-from controller.lifecycle.machines.orphans import KnownOrphan, OrphanMachines, OrphanTerms
+from controller.lifecycle.machines.orphans import (
+    KEPT_SECONDS,
+    KnownOrphan,
+    OrphanMachines,
+    OrphanTerms,
+)
 from controller.lifecycle.machines.reconcile import Orphan
 from controller.lifecycle.model import RunState
 from controller.lifecycle.orphan_events import OrphanBook
@@ -35,6 +41,8 @@ from controller.scheduling.renting.demand import Demand, demand
 from controller.scheduling.renting.never_rented import why_never
 from controller.scheduling.renting.offered_places import offering
 from fairlead.model.answers import OfferedPlace, PlannedRent
+
+_FORGETS_EVERY_SECONDS = 86400.0
 
 
 class Rentals:
@@ -65,8 +73,11 @@ class Rentals:
         self._supplies: dict[str, Supply] = {}
         self._away: dict[str, str] = {}
         self._inbox: dict[str, list[MachineReport]] = {}
-        self._orphans = OrphanBook(orphans)
+        self._orphans = OrphanBook(orphans, lambda one: self._homeless(one) is not None)
+        self._no_list: dict[str, str] = {}
+        """Why the last list of a provider failed."""
         self._as_machines = OrphanMachines()
+        self._forgot_at = float("-inf")
         self._wake: Callable[[], None] = lambda: None
 
     def wake_by(self, wake: Callable[[], None]) -> None:
@@ -84,6 +95,7 @@ class Rentals:
     ) -> None:
         """Take the orphans of a whole list of this account; the next turn tells what is new of
         them."""
+        self._no_list.pop(provider, None)
         if self._orphans.listed(provider, orphans, account):
             self._wake()
 
@@ -96,15 +108,61 @@ class Rentals:
         self._orphans.ask_for_end(provider, instance_ids, by)
         self._wake()
 
+    def forget_orphan(self, provider: str, instance_id: str, by: str) -> None:
+        """Have an orphan in another account forgotten; it counts once the next turn is
+        committed."""
+        self._orphans.forget(provider, instance_id, by)
+        self._wake()
+
+    def list_failed(self, provider: str, why: str) -> None:
+        """Note why the provider told no list."""
+        self._no_list[provider] = why
+
+    def why_unlisted(self, orphan: KnownOrphan) -> str | None:
+        """Return why no list tells now whether the orphan is there; None: one does."""
+        if (why := self.out_of_reach(orphan)) is not None:
+            return why
+        if self._orphans.has_list(orphan.provider):
+            return None
+        return self.not_listed_yet(orphan.provider)
+
+    def not_listed_yet(self, provider: str) -> str:
+        why = self._no_list.get(provider)
+        return (
+            f"provider {provider} has not listed its machines yet since this controller began to "
+            f"lead{'' if why is None else f' ({why})'}"
+        )
+
+    def out_of_reach(self, orphan: KnownOrphan) -> str | None:
+        """Return why no list can have the orphan as things are, and the fix; None: one can."""
+        if self._orphans.lists(orphan):
+            # Some providers list what is in all regions.
+            return None
+        return self._homeless(orphan) or self._orphans.elsewhere(orphan)
+
+    def _homeless(self, orphan: KnownOrphan) -> str | None:
+        providers, regions = self._settings.providers, self._settings.regions
+        if providers is None:
+            return None
+        return homeless_orphan({name: regions.get(name) for name in providers}, orphan)
+
     @property
     def orphans(self) -> list[KnownOrphan]:
         """The orphans that are there, as committed, the oldest first."""
-        there = (one for one in self._orphans.there if self._names(one.provider))
-        return sorted(there, key=lambda one: (one.created_at, one.name))
+        return [one for one in self.all_orphans if self._names(one.provider)]
 
-    def orphans_as_machines(self, now: float) -> tuple[Machine, ...]:
-        """Return the orphans that have cost something, as costs count them."""
-        return self._paid(self._orphans.committed_ones, now)
+    @property
+    def all_orphans(self) -> list[KnownOrphan]:
+        """Return also those at providers that the controller's file names no more."""
+        return sorted(self._orphans.there, key=lambda one: (one.created_at, one.name))
+
+    def orphans_as_machines(
+        self, now: float, found_after: float = float("-inf")
+    ) -> tuple[Machine, ...]:
+        """Return the orphans that have cost something and were found after this time, as costs
+        count them."""
+        found = (one for one in self._orphans.committed_ones if one.found_at > found_after)
+        return self._paid(found, now)
 
     def _paid(self, orphans: Iterable[KnownOrphan], now: float) -> tuple[Machine, ...]:
         # Nobody can end what is at a provider that the file names no more, or tell that it is gone.
@@ -185,6 +243,7 @@ class Rentals:
         now: float,
     ) -> Turned:
         """Return what changes now. It counts as decided; `stored` must follow the commit."""
+        self._forget_old(now)
         penalties = self._records.penalties
         penalties.note_time(now)
         self._last.note_time(now)
@@ -193,6 +252,9 @@ class Rentals:
         # Before anything is ordered: what a list has just shown counts in this turn's budgets.
         terms = OrphanTerms(self._offers, fleets, self.machines)
         events = self._orphans.offer(now, terms)
+        if self._orphans.offered:
+            # What is gone or forgotten leaves room in budgets; a price that is known takes some.
+            self._last.note_change()
         orphans = self._paid(self._orphans.decided, now)
         turn = MachineTurn(
             self._records, self._last, self._settings, nodes, fleets, is_used, orphans, now
@@ -211,6 +273,18 @@ class Rentals:
             turn.release_unused()
             turn.order(found.orders, self.account_of)
         return turn.result()
+
+    def _forget_old(self, now: float) -> None:
+        """Forget once a day what a controller that starts would not load: each turn goes through
+        all records, and the days of these are summed up."""
+        since = now - self._forgot_at
+        if 0.0 <= since < _FORGETS_EVERY_SECONDS:
+            return
+        self._forgot_at = now
+        # A clock that jumps may be put back, and the month's budget must still know its machines.
+        if 0.0 <= since < 2 * _FORGETS_EVERY_SECONDS:
+            for machine_id in self._records.forget_ended(now - KEPT_SECONDS):
+                self.committed.pop(machine_id, None)
 
     @property
     def _offers(self) -> dict[str, tuple[Offer, ...]]:

@@ -9,7 +9,6 @@ import msgspec
 from controller.clock import iso
 from controller.lifecycle.inventory import Fleet, Spending
 from controller.lifecycle.machines.market import Month
-from controller.lifecycle.machines.model import Machine
 
 _LONGER_THAN_A_MONTH = 32 * 86400.0
 
@@ -25,7 +24,8 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
 class RentalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`pin` derives from a machine's id what its user-data will hold. `month_of` returns the start
     of the month of a time (both Unix seconds). `providers`: their names in the controller's file;
-    None: it is not known which it has."""
+    None: it is not known which it has. `regions`: those that the file names, by provider; None: all
+    that the provider has."""
 
     installation: str
     pin: Callable[[str], Pinned]
@@ -33,6 +33,7 @@ class RentalSettings(msgspec.Struct, frozen=True, kw_only=True):
     month_of: Callable[[float], float]
     spending: Spending = Spending()
     providers: frozenset[str] | None = None
+    regions: Mapping[str, Collection[str] | None] = {}
     setups: Mapping[str, str] = {}
     """A digest of what the controller's file says of each provider."""
 
@@ -44,7 +45,7 @@ class RentalSettings(msgspec.Struct, frozen=True, kw_only=True):
         return Month(began, ends, iso(ends)[: len("2026-12-01")])
 
 
-def has_rented(machines: Collection[Machine], fleets: Iterable[Fleet]) -> bool:
+def has_rented(machines: Collection[object], fleets: Iterable[Fleet]) -> bool:
     """Return whether there are machines on record, or fleets that would rent some: what is left of
     them matters also when the controller's file names no provider any more."""
     return bool(machines) or any(one.machines is not None for one in fleets)

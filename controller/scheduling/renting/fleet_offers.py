@@ -71,6 +71,8 @@ class FleetOffers:
         self._each: dict[tuple[_Attributes, str], _Ware] = {}
         """By the attributes of fleets, and the offer."""
         self._in_turn: dict[tuple[_Asked, bool], InTurn] = {}
+        self._open: dict[int, tuple[Offer, bool]] = {}
+        """By the identity of an offer, which it holds."""
         self._for_gangs: dict[tuple[frozenset[_Asked], bool], InTurn] = {}
         self._sizes: dict[tuple[object, ...], int] = {}
         self._short: dict[tuple[Need, int], list[Shortfall]] = {}
@@ -229,7 +231,15 @@ class FleetOffers:
 
     def open(self, offers: Iterable[Offer]) -> list[Offer]:
         """Return those of the offers that may be tried now."""
-        return [one for one in offers if self._shop.penalties.until(one, self._now) is None]
+        return [one for one in offers if self._is_open(one)]
+
+    def _is_open(self, offer: Offer) -> bool:
+        # Gangs of different sizes ask for the same offers again: that was a third of a look.
+        known = self._open.get(id(offer))
+        if known is None:
+            is_open = self._shop.penalties.until(offer, self._now) is None
+            known = self._open[id(offer)] = offer, is_open
+        return known[1]
 
     def tried(self, offers: Iterable[Offer]) -> list[Offer]:
         """Return those of the offers that take up a try: not where each order would be refused. Of

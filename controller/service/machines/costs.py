@@ -90,10 +90,14 @@ class CostService:
             found[key] = row if key not in found else _sum(found[key], row)
 
         for day in days:
+            began = time_of_day(day.day)
             for cost in day.costs:
-                add(cost, None if per is None else period_name(time_of_day(day.day), per))
+                add(cost, None if per is None else period_name(began, per))
+            late = self._found_late(began)
+            async for period, cost in self._of_records(began, began + DAY_SECONDS, per, late):
+                add(cost, period)
         for first, last in times_between(start, now, [time_of_day(one.day) for one in days]):
-            async for period, cost in self._of_records(first, last, per):
+            async for period, cost in self._of_records(first, last, per, self._machines()):
                 add(cost, period)
         return sorted(found.values(), key=lambda one: (one.period or "", -one.cost))
 
@@ -178,18 +182,27 @@ class CostService:
 
     async def _sums_of(self, day: float) -> tuple[CostOfDay, ...]:
         found: dict[tuple[str | None, ...], CostOfDay] = {}
-        async for _, cost in self._of_records(day, day + DAY_SECONDS, None):
+        late = {one.id for one in self._found_late(day)}
+        known = [one for one in self._machines() if one.id not in late]
+        async for _, cost in self._of_records(day, day + DAY_SECONDS, None, known):
             key = (cost.fleet, cost.user, cost.run)
             found[key] = cost if key not in found else _sum(found[key], cost)
         return tuple(found.values())
 
+    def _found_late(self, day: float) -> list[Machine]:
+        """Return the orphans that were found when the day's sums may have been kept already, as
+        those of a restored backup. The sums leave them out."""
+        settled_at = day + DAY_SECONDS + SETTLED_SECONDS
+        return self._rented.paid_orphans(with_ended=True, found_after=settled_at)
+
     async def _of_records(
-        self, start: float, end: float, per: CostPeriod | None
+        self, start: float, end: float, per: CostPeriod | None, known: Iterable[Machine]
     ) -> AsyncIterator[tuple[str | None, CostOfDay]]:
-        """Yield what the records and runs say of this time, and in which period it was."""
+        """Yield what the records of these machines, and runs, say of this time, and in which period
+        it was."""
         machines = [
             one
-            for one in self._machines()
+            for one in known
             if one.ordered_at <= end and (one.terminated_at is None or one.terminated_at > start)
         ]
         owners: dict[str | None, _Owner] = {None: _Owner()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +17,8 @@ from controller.lifecycle.machines.model import Machine, MachineStatus, cost_bet
 from controller.lifecycle.machines.orphans import KnownOrphan
 from controller.lifecycle.machines.reconcile import Orphan
 from controller.lifecycle.model import Fleet
+from controller.lifecycle.orphan_events import left_behind
+from controller.machines.calls import ProviderCalls
 from controller.machines.manager import MachineManager
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.accounts.rights import require_admin
@@ -162,9 +164,56 @@ class RentedService:
     def orphans(self, user: User) -> list[Orphan]:
         """Return the machines that no record knows. Raises Forbidden, Unavailable."""
         require_admin(user, "list machines without a record")
-        if self._manager is None:
+        unlisted = list(self._unlisted())
+        if self._manager is None and not unlisted:
             raise Unavailable(_NO_PROVIDERS)
-        return [self._as_decided(one) for one in self._manager.orphans]
+        listed = [] if self._manager is None else self._manager.orphans
+        return [*map(self._as_decided, listed), *unlisted]
+
+    def _unlisted(self) -> Iterator[Orphan]:
+        """Yield the orphans that no list has now: they may cost money all the same."""
+        rentals = self._pipeline.rentals
+        for known in () if rentals is None else rentals.all_orphans:
+            if (why := self.why_unlisted(known)) is not None:
+                yield known.as_unlisted(why)
+
+    def why_unlisted(self, orphan: KnownOrphan) -> str | None:
+        """Return why no list tells now whether the orphan is there; None: one does."""
+        rentals = self._pipeline.rentals
+        return None if rentals is None else rentals.why_unlisted(orphan)
+
+    def out_of_reach(self, orphan: KnownOrphan) -> str | None:
+        """Return why no list can have the orphan as things are, and the fix; None: one can."""
+        rentals = self._pipeline.rentals
+        return None if rentals is None else rentals.out_of_reach(orphan)
+
+    async def forget_orphan(self, provider: str, instance_id: str, user: User) -> Orphan:
+        """Take an orphan for gone that no list can have, because of its account or of the file.
+
+        Raises Forbidden, NotFound, Conflict, Unavailable, StoreUnavailable.
+        """
+        require_admin(user, "have a machine without a record forgotten")
+        if (rentals := self._pipeline.rentals) is None:
+            raise Unavailable(_NO_PROVIDERS)
+        if (known := rentals.orphan(provider, instance_id)) is None:
+            raise NotFound(
+                f"provider {provider} has no orphan {instance_id!r}: `fairlead machine orphans` "
+                f"lists them",
+                field="instance_id",
+            )
+        if rentals.out_of_reach(known) is None:
+            if (why := rentals.why_unlisted(known)) is not None:
+                raise Unavailable(f"{why}; try again in some seconds")
+            raise Conflict(
+                f"{instance_id} is in the account that provider {provider} uses: `fairlead machine "
+                f"end-orphans {provider} {instance_id}` ends it",
+                field="instance_id",
+            )
+        rentals.forget_orphan(provider, instance_id, user.name)
+        await self._pipeline.settled()
+        if rentals.orphan(provider, instance_id) is not None:
+            raise Unavailable(f"it was not stored that {known.name} is forgotten; try again")
+        return known.as_unlisted(left_behind(known))
 
     def _as_decided(self, orphan: Orphan) -> Orphan:
         """Return the orphan with what an admin asked for after the latest list."""
@@ -184,19 +233,10 @@ class RentedService:
         """
         require_admin(user, "end machines without a record")
         rentals = self._pipeline.rentals
-        if self._manager is None or rentals is None:
-            raise Unavailable(_NO_PROVIDERS)
-        if (calls := self._manager.calls.get(provider)) is None:
-            known = ", ".join(sorted(self._manager.calls))
-            raise NotFound(
-                f"there is no provider {provider!r}; this controller has {known}", field="provider"
-            )
+        calls = self._calls(provider)
+        assert rentals is not None, "there are providers"
         if calls.listed_at is None:
-            why = "" if calls.trouble is None else f" ({calls.trouble})"
-            raise Unavailable(
-                f"provider {provider} has not listed its machines yet since this controller began "
-                f"to lead{why}; try again in some seconds"
-            )
+            raise Unavailable(f"{rentals.not_listed_yet(provider)}; try again in some seconds")
         wanted = set(instance_ids)
         for one in sorted(wanted - {one.instance_id for one in calls.orphans}):
             raise self._no_orphan(provider, one)
@@ -207,7 +247,23 @@ class RentedService:
             raise Unavailable("it was not stored that these machines are to end; try again")
         return found
 
+    def _calls(self, provider: str) -> ProviderCalls:
+        """Raises Unavailable, NotFound."""
+        if self._manager is None:
+            raise Unavailable(_NO_PROVIDERS)
+        if (calls := self._manager.calls.get(provider)) is None:
+            known = ", ".join(sorted(self._manager.calls))
+            raise NotFound(
+                f"there is no provider {provider!r}; this controller has {known}", field="provider"
+            )
+        return calls
+
     def _no_orphan(self, provider: str, instance_id: str) -> Conflict | NotFound:
+        rentals = self._pipeline.rentals
+        known = None if rentals is None else rentals.orphan(provider, instance_id)
+        why = None if known is None or rentals is None else rentals.out_of_reach(known)
+        if why is not None:
+            return Conflict(f"{instance_id} cannot be ended: {why}", field="instance_ids")
         holder = next(
             (
                 one
@@ -240,11 +296,14 @@ class RentedService:
         rentals = self._pipeline.rentals
         return [] if rentals is None else rentals.orphans
 
-    def paid_orphans(self, *, with_ended: bool = False) -> list[Machine]:
-        """Return the orphans that have cost something, as machines."""
+    def paid_orphans(
+        self, *, with_ended: bool = False, found_after: float = float("-inf")
+    ) -> list[Machine]:
+        """Return the orphans that have cost something and were found after this time, as
+        machines."""
         if (rentals := self._pipeline.rentals) is None:
             return []
-        every = rentals.orphans_as_machines(self._clock.now())
+        every = rentals.orphans_as_machines(self._clock.now(), found_after)
         return [one for one in every if with_ended or one.is_live]
 
     def families(self) -> Iterable[Metric]:
@@ -261,6 +320,11 @@ class RentedService:
             "For how long the end of a machine has been asked for in vain, at most",
             labels=["provider"],
         )
+        lists = GaugeMetricFamily(
+            "fairlead_provider_list_age_seconds",
+            "Time since the last whole list of a provider's machines",
+            labels=["provider"],
+        )
         now = self._clock.now()
         for name, calls in self._manager.calls.items():
             orphans.add_metric([name], len(calls.orphans))
@@ -270,8 +334,11 @@ class RentedService:
                 if one.offer.provider == name and one.terminating_at is not None
             ]
             ending.add_metric([name], max(0.0, now - min(since, default=now)))
+            # A provider without a list since the start counts from then.
+            lists.add_metric([name], max(0.0, now - (calls.listed_at or calls.began)))
         yield orphans
         yield ending
+        yield lists
 
     def why_never(self, fleet: Fleet) -> str | None:
         """Return why the fleet rents nothing at all, or never its least, as a sentence."""

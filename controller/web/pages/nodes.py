@@ -290,7 +290,8 @@ _BECOMES = {
 }
 
 
-def orphan_row(orphan: KnownOrphan) -> OrphanRow:
+def orphan_row(orphan: KnownOrphan, out_of_reach: str | None = None) -> OrphanRow:
+    """`out_of_reach`: why no list can have it as things are."""
     traits = orphan.traits
     return OrphanRow(
         name=orphan.name,
@@ -301,7 +302,7 @@ def orphan_row(orphan: KnownOrphan) -> OrphanRow:
         if orphan.price is None
         else price_words(orphan.price),
         found_at=iso(orphan.found_at),
-        becomes=_BECOMES.get(orphan.status, orphan.status.value),
+        becomes=out_of_reach or _BECOMES.get(orphan.status, orphan.status.value),
     )
 
 
@@ -388,7 +389,9 @@ async def list_nodes(visit: Visit) -> Page:
             "are_more_machines": rented.next_cursor is not None,
             "rented": len(all_rented),
             "per_hour": per_hour,
-            "orphans": [orphan_row(one) for one in orphans[:PAGE_OF_NODES]],
+            "orphans": [
+                orphan_row(one, rentals.out_of_reach(one)) for one in orphans[:PAGE_OF_NODES]
+            ],
             "all_orphans": len(orphans),
             "of_orphans": of_orphans,
         },

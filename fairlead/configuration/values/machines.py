@@ -21,7 +21,8 @@ from fairlead.configuration.values.units import (
 
 _NODES = "a mapping of min and max, a range such as 0..16, or a number"
 _MAX_MACHINES = 10_000
-_RANGE = re.compile(r"\s*([0-9]{1,9})\s*(?:\.\.\s*([0-9]{1,9})\s*)?")
+_NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
+_RANGE = re.compile(r"\s*([0-9]{1,9})?\s*\.\.\s*([0-9]{1,9})?\s*")
 
 
 class Nodes(tuple[int, int]):
@@ -50,12 +51,18 @@ def _range_of(value: object) -> tuple[int, int]:
         return value, value
     if isinstance(value, dict):
         return _range_of_mapping(value)
+    if isinstance(value, str) and (match := _NUMBER.fullmatch(value)) is not None:
+        return int(match[1]), int(match[1])
     if isinstance(value, str) and (match := _RANGE.fullmatch(value)) is not None:
-        return int(match[1]), int(match[2] or match[1])
+        if match[2] is None:
+            raise ValueError(f"{shown(value)} has no max: a fleet never rents without limit")
+        return int(match[1] or 0), int(match[2])
     raise ValueError(f"{shown(value)} is no range of machines")
 
 
 def _range_of_mapping(value: dict[Any, Any]) -> tuple[int, int]:
+    if "target" in value:
+        raise ValueError("it has no `target`: the machines of its `min` are rented at once")
     if unknown := [one for one in value if one not in ("min", "max")]:
         raise ValueError(f"{shown(unknown[0])} is not a field of it")
     if "max" not in value:
@@ -92,7 +99,8 @@ class MachinesFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = "auto"
     idle_duration: Annotated[
-        Duration, Field(f"{DURATION_ALLOWED}, after which an unused machine is given back")
+        Duration,
+        Field(f"{DURATION_ALLOWED}, after which an unused machine is given back; `nodes.min` stay"),
     ] = Duration(900)
     boot_limit: Annotated[
         Duration, Field(f"{DURATION_ALLOWED}, within which a machine must be a node")

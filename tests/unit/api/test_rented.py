@@ -62,6 +62,9 @@ async def test_a_controller_without_providers_has_no_machines(api: TestClient[An
     ended = {"provider": "lab", "instance_ids": ["i-1"]}
     async with api.post("/v1/machine-orphans/end", json=ended) as answer:
         assert answer.status == 503
+    gone = {"provider": "lab", "instance_id": "i-1"}
+    async with api.post("/v1/machine-orphans/forget", json=gone) as answer:
+        assert answer.status == 503
     async with api.post("/v1/providers/lab/check", json={}) as answer:
         assert answer.status == 503
     async with api.get("/v1/providers/lab/trial") as answer:
@@ -154,4 +157,7 @@ async def test_all_users_see_all_machines_and_for_whom_only_admins_do(
         assert answer.status == 403
     ended = {"provider": "lab", "instance_ids": ["i-1"]}
     async with api.post("/v1/machine-orphans/end", json=ended, headers=headers) as answer:
+        assert answer.status == 403
+    gone = {"provider": "lab", "instance_id": "i-1"}
+    async with api.post("/v1/machine-orphans/forget", json=gone, headers=headers) as answer:
         assert answer.status == 403

@@ -129,3 +129,16 @@ def test_what_machines_without_a_record_cost_is_told(
     answers.orphans = orphans
     assert machines.cost() == 0
     assert capfd.readouterr().err.removeprefix("fairlead: ").strip() == told
+
+
+@pytest.mark.parametrize("tag", ["=1+1", "+1", "-1", "@SUM(A1)"])
+def test_a_tag_of_others_is_no_formula_in_a_spreadsheet(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tag: str
+) -> None:
+    monkeypatch.setitem(ROW, "fleet", f'{tag},"x"')
+    assert machines.cost(by="fleet,user", csv=True) == 0
+    row = capfd.readouterr().out.splitlines()[1]
+    assert row == f'"\'{tag},""x""",ada,0.001000,0.004000'
+    monkeypatch.setitem(ROW, "fleet", None)
+    assert machines.cost(by="fleet", csv=True) == 0
+    assert capfd.readouterr().out.splitlines()[1].startswith("-,")

@@ -48,6 +48,10 @@ class Answers:
         return json.dumps({"orphans": self.orphans}).encode()
 
     def post(self, path: str, body: dict[str, Any]) -> bytes:
+        if path == "/v1/machine-orphans/forget":
+            self.asked.append(body)
+            (gone,) = (one for one in self.orphans if one["instance_id"] == body["instance_id"])
+            return json.dumps({**gone, "unlisted": "it may still run"}).encode()
         assert path == "/v1/machine-orphans/end"
         assert len(body["instance_ids"]) <= MAX_ENDED_AT_ONCE
         self.asked.append(body)
@@ -178,3 +182,27 @@ def test_who_ends_what_is_older_than_a_restore_is_told_that_logs_go_with_it(
     assert "/var/lib/fairlead/tasks" not in capfd.readouterr().err
     assert machines.end_orphans("hz", "5000") == 0
     assert "Copy what you need of /var/lib/fairlead/tasks first" in capfd.readouterr().err
+
+
+def test_one_that_no_list_can_have_says_why_and_is_not_among_all(
+    use: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    away = orphan("zone/5001", unlisted="it is in account ours: go back", is_to_end=True, price=1.0)
+    answers = use(orphan(price=1.0), away)
+    assert machines.orphans() == 0
+    found = capfd.readouterr()
+    assert found.out.splitlines()[2].endswith("not known")
+    assert "fairlead: hz/zone/5001: it is in account ours: go back\n" in found.err
+    assert machines.end_orphans("hz", all=True) == 0
+    assert answers.asked == [{"provider": "hz", "instance_ids": ["5000"]}]
+
+
+def test_one_without_a_record_is_forgotten_by_its_provider_and_id(
+    use: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answers = use(orphan("zone/5001"))
+    assert machines.forget("hz/zone/5001") == 0
+    assert answers.asked == [{"provider": "hz", "instance_id": "zone/5001"}]
+    assert capfd.readouterr().out == "hz/zone/5001 is forgotten; it may still run\n"
+    assert machines.forget("hz/zone/5001", json=True) == 0
+    assert json.loads(capfd.readouterr().out)["instance_id"] == "zone/5001"

@@ -8,6 +8,7 @@ import pytest
 
 from controller.provider_config.aws import AwsProvider, AwsRegion
 from controller.provider_config.gcp import GcpProvider, GcpRegion
+from controller.provider_config.hetzner import HetznerProvider
 from controller.provider_config.reading import read_provider
 from controller.server_config import parse
 from fairlead.configuration.convert import ConfigurationError
@@ -199,3 +200,12 @@ def test_a_rate_converts_the_prices_of_its_provider() -> None:
     # Who pays Hetzner in dollars says so.
     same = parse({"providers": {"a": aws(), "h": hetzner(currency="USD")}})
     assert same.providers["h"].rate == 1.0
+
+
+@pytest.mark.parametrize(
+    ("written", "image"), [(4711, 4711), ("4711", 4711), ("debian-13", "debian-13")]
+)
+def test_an_image_of_hetzner_is_an_id_also_in_quotes(written: object, image: int | str) -> None:
+    found = read_provider("h", hetzner(image=written))
+    assert isinstance(found, HetznerProvider)
+    assert found.image == image

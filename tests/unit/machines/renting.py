@@ -45,6 +45,8 @@ class Renting:
         self.asked = 0
         self.setups: dict[str, str] = {}
         self.restored_at: float | None = None
+        self.others: dict[str, MemoryCloud] = {}
+        """Other providers, by name."""
         self._burst = burst
 
     async def begin(self) -> None:
@@ -69,7 +71,9 @@ class Renting:
             self.rentals,
             self.pipeline.nodes,
             MachineSettings(
-                clouds={"lab": self.cloud}, boot_data=lambda one: one.name, pin=settings.pin
+                clouds={"lab": self.cloud, **self.others},
+                boot_data=lambda one: one.name,
+                pin=settings.pin,
             ),
             self.clock,
             installation=boot.installation_id,
@@ -171,10 +175,12 @@ async def renting(
     database: MemoryDatabase | None = None,
     setups: dict[str, str] | None = None,
     restored_at: float | None = None,
+    others: dict[str, MemoryCloud] | None = None,
 ) -> AsyncIterator[Renting]:
     found = Renting(database or MemoryDatabase(), cloud, burst or fleet(idle_duration=60.0))
     found.setups = setups or {}
     found.restored_at = restored_at
+    found.others = others or {}
     await found.begin()
     try:
         yield found

@@ -8,6 +8,7 @@ import pytest
 
 from controller.clock import iso, time_of_day
 from controller.lifecycle.machines.cost import DayCosts, times_between
+from controller.lifecycle.machines.orphans import KnownOrphan, OrphanMachines
 from controller.service.machines.costs import CostService
 from controller.store.accounts import User
 from controller.store.base import COSTS_SECONDS, MACHINES_SECONDS
@@ -15,7 +16,7 @@ from fairlead.model.costs import CostKey, CostPeriod, CostRow
 from fairlead.model.spec import Role
 from tests.doubles.clock import ManualClock
 from tests.doubles.memory_store import MemoryStore
-from tests.unit.machines.parts import machine, offer
+from tests.unit.machines.parts import known_orphan, machine, offer
 
 HOUR, DAY = 3600.0, 86400.0
 MIDNIGHT = 1_700_006_400.0  # 2023-11-15T00:00Z
@@ -31,14 +32,18 @@ class Installation:
         self.store = MemoryStore(now=self.clock.now)
         self.runs: dict[str, Any] = {}
         self.machines = list(machines)
+        self.orphans: list[KnownOrphan] = []
         records = cast(Any, self)
         self.costs = CostService(records, records, self.store, self.clock)
 
     def all(self, *, with_ended: bool = False) -> list[Any]:
         return self.machines
 
-    def paid_orphans(self, *, with_ended: bool = False) -> list[Any]:
-        return []
+    def paid_orphans(
+        self, *, with_ended: bool = False, found_after: float = float("-inf")
+    ) -> list[Any]:
+        found = [one for one in self.orphans if one.found_at > found_after]
+        return list(OrphanMachines().of(found, self.clock.now()))
 
     def forget_records(self) -> None:
         """What a restart does with machines that ended long ago."""
@@ -173,3 +178,30 @@ def test_what_no_whole_day_has_is_asked_of_the_records() -> None:
 
 def test_a_day_without_costs_is_kept_as_one() -> None:
     assert DayCosts(day="2023-11-15").costs == ()
+
+
+async def test_an_orphan_that_is_found_days_after_it_was_made_costs_on_each_of_them(
+    installation: Installation,
+) -> None:
+    # As after a restore from backup: the sums of the days before it are kept at the start.
+    installation.clock.time += 2 * HOUR
+    await installation.costs.settle()
+    made_at = MIDNIGHT - 3 * DAY
+    late = known_orphan(
+        costs_since=made_at, created_at=made_at, found_at=installation.clock.now(), fleet="lost"
+    )
+    installation.orphans = [late]
+    by = (CostKey.FLEET,)
+    for _ in range(2):
+        (row,) = [one for one in await installation.rows(30, by=by) if one.fleet == "lost"]
+        assert (row.hours, row.cost) == pytest.approx((74.0, 74.0))
+        days = await installation.rows(30, by=by, per=CostPeriod.DAY)
+        assert [one.cost for one in days if one.fleet == "lost"] == pytest.approx(
+            [24.0, 24.0, 24.0, 2.0]
+        )
+        # What is summed up later is told once, too.
+        await installation.costs.settle()
+    installation.clock.time += DAY
+    await installation.costs.settle()
+    (row,) = [one for one in await installation.rows(30, by=by) if one.fleet == "lost"]
+    assert row.cost == pytest.approx(98.0)

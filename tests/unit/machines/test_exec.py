@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 
 from controller.clouds import exec as exec_cloud
 from controller.clouds.base import (
@@ -23,7 +24,7 @@ from controller.clouds.base import (
     Throttled,
     Unauthorized,
 )
-from controller.clouds.exec import ExecCloud
+from controller.clouds.exec import ExecCloud, _exchanged
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import GpuOffer, Reach
 from tests.support.cloud_contract import CloudContract, installation
@@ -31,6 +32,8 @@ from tests.support.waiting import LONG
 from tests.unit.machines.parts import GIB, NOW, offer
 
 __all__ = ["installation"]
+# From its first loop on, libuv keeps a pipe for signals, which would look like a leak of a test.
+uvloop.new_event_loop().close()
 
 ORDER = Order(
     machine_id="m1",
@@ -387,3 +390,22 @@ async def test_prices_are_told_in_the_currency_of_the_installation(tmp_path: Pat
     lab._rate = 1.08
     (found,) = (await lab.offers()).offers
     assert (found.price, found.rate) == (0.54, 1.08)
+
+
+def test_what_a_program_answers_without_reading_counts() -> None:
+    # A controller runs in uvloop, which tells a closed pipe in another way than asyncio.
+    async def answered() -> tuple[bytes, bytes]:
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            "/bin/echo", "{}", stdin=pipe, stdout=pipe, stderr=pipe
+        )
+        assert process.stdin is not None
+        await process.stdin.wait_closed()
+        try:
+            answer, complaints = await _exchanged(process, b"a wish")
+            return answer, complaints
+        finally:
+            await process.wait()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(answered()) == (b"{}\n", b"")

@@ -210,7 +210,8 @@ async def test_a_fleet_rents_nothing_that_its_quarantined_machines_leave_no_budg
         old = cloud.plant("m9", installation=lab.manager.installation, created_at=RESTORED_AT - 60)
         run = parts.run("hello")
         await lab.pipeline.admit(run)
-        await lab.until(lambda: UNLISTED in lab.waits_for(run))
+        why = f"{UNLISTED}; the last one failed: no answer"
+        await lab.until(lambda: why in lab.waits_for(run))
         await lab.until(lambda: "fleet burst may cost 1.50 an hour" in lab.waits_for(run))
         assert "`fairlead machine orphans`" in lab.waits_for(run)
         assert set(cloud.instances) == {old}

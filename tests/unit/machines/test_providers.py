@@ -82,6 +82,7 @@ async def test_orphans_and_ends_that_fail_are_numbers_to_alert_by() -> None:
     manager.calls["lab"].orphans = (
         Orphan(provider="lab", instance_id="i-1", machine_id=None, created_at=NOW, seen_at=NOW),
     )
+    manager.calls["lab"].listed_at = NOW + 60.0
     pipeline: Any = SimpleNamespace(rentals=manager._rentals)
     fleets: Any = None
     rented = RentedService(pipeline, fleets, ManualClock(NOW + 90.0), manager)
@@ -93,6 +94,7 @@ async def test_orphans_and_ends_that_fail_are_numbers_to_alert_by() -> None:
     assert found == {
         "fairlead_machine_orphans": ({"provider": "lab"}, 1.0),
         "fairlead_machines_ending_seconds": ({"provider": "lab"}, 90.0),
+        "fairlead_provider_list_age_seconds": ({"provider": "lab"}, 30.0),
     }
     assert list(RentedService(pipeline, fleets, ManualClock(), None).families()) == []
 

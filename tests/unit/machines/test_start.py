@@ -16,10 +16,12 @@ from controller.daemon.providers import (
     machine_settings,
     make_cloud,
     require_providers,
+    warn_of_homeless_orphans,
     warn_of_unknown_users,
 )
 from controller.lifecycle.inventory import Budget, Spending
 from controller.lifecycle.machines.model import MachineStatus
+from controller.lifecycle.machines.reconcile import Traits
 from controller.provider_config.aws import AwsProvider, AwsRegion
 from controller.provider_config.gcp import GcpProvider, GcpRegion
 from controller.provider_config.program import ExecProvider
@@ -29,7 +31,7 @@ from controller.store.accounts import User
 from controller.store.base import Snapshot
 from fairlead.model.spec import Role
 from tests.doubles.memory_store import MemoryStore
-from tests.unit.machines.parts import machine, offer
+from tests.unit.machines.parts import known_orphan, machine, offer
 
 AWS = AwsProvider(
     regions={
@@ -66,6 +68,26 @@ def test_a_budget_of_a_user_that_there_is_not_is_told_at_the_start(
     assert caplog.messages == [
         "budget.users.adda limits nobody: there is no user adda; did you mean ada?"
     ]
+
+
+def test_machines_without_a_record_that_nothing_ends_are_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    orphans = (
+        known_orphan(id="o1", instance_id="i-1", traits=Traits(region="us-east-1")),
+        known_orphan(id="o2", instance_id="i-2", traits=Traits(region="eu-central-1")),
+        known_orphan(id="o3", instance_id="i-3", provider="former"),
+        known_orphan(id="o4", instance_id="i-4", provider="former", gone_at=1.0),
+    )
+    options = Options(data=tmp_path, providers={"lab": AWS})
+    warn_of_homeless_orphans(options, Snapshot(orphans=orphans))
+    first, second = caplog.messages
+    assert first.startswith(
+        "machine lab/i-1 has no record: the controller's file names no region us-east-1"
+    )
+    assert second.startswith(
+        "machine former/i-3 has no record: the controller's file names no provider former"
+    )
 
 
 def test_a_region_with_a_live_machine_stays_in_the_file(tmp_path: Path) -> None:

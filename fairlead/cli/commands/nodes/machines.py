@@ -72,7 +72,10 @@ def orphans(*, json: Json = False) -> int:
         return 0
     found = decode(data, _Orphans).orphans
     output.emit_table(_ORPHAN_HEAD, [_orphan_row(one) for one in found])
-    if any(one.ends_at is None for one in found):
+    for one in found:
+        if one.unlisted is not None:
+            output.note(f"{one.provider}/{one.instance_id}: {one.unlisted}")
+    if any(one.ends_at is None and one.unlisted is None for one in found):
         output.note(
             "a machine that is older than a restore from backup is kept, since jobs may run on it: "
             "`fairlead machine end-orphans PROVIDER ID` ends it once nobody needs it, with "
@@ -107,8 +110,14 @@ def _orphan_row(one: OrphanView) -> tuple[str, ...]:
         "-" if one.price is None else price_words(one.price),
         one.created_at,
         one.seen_at,
-        "now: an admin had it ended" if one.is_to_end else one.ends_at or "never: it is kept",
+        _end_of(one),
     )
+
+
+def _end_of(one: OrphanView) -> str:
+    if one.unlisted is not None:
+        return "not known"
+    return "now: an admin had it ended" if one.is_to_end else one.ends_at or "never: it is kept"
 
 
 def end_orphans(
@@ -136,7 +145,11 @@ def end_orphans(
         raise CliError("give the IDs of orphans, or --all", EXIT_USAGE)
     client = settings.client()
     listed = decode(client.get("/v1/machine-orphans"), _Orphans).orphans
-    chosen = [one for one in listed if one.provider == provider and (all or one.instance_id in ids)]
+    chosen = [
+        one
+        for one in listed
+        if one.provider == provider and (one.unlisted is None if all else one.instance_id in ids)
+    ]
     # The controller says what is wrong with a name that no orphan has.
     wanted = list(dict.fromkeys(ids)) or [one.instance_id for one in chosen]
     is_known = bool(wanted) and len(chosen) == len(wanted)
@@ -188,14 +201,27 @@ def forget(name: str, /, *, json: Json = False) -> int:
     Parameters
     ----------
     name
-        The machine's name.
+        The machine's name; PROVIDER/ID for one without a record.
     """
+    provider, is_orphan, instance_id = name.partition("/")
+    if is_orphan:
+        return _forget_orphan(provider, instance_id, json=json)
     data = settings.client().delete(f"/v1/machines/{quote(name, safe='')}")
     if json:
         output.emit_json(data)
         return 0
     gone = decode(data, MachineView)
     output.emit(f"{gone.name}: {gone.message}")
+    return 0
+
+
+def _forget_orphan(provider: str, instance_id: str, *, json: bool) -> int:
+    body = {"provider": provider, "instance_id": instance_id}
+    data = settings.client().post("/v1/machine-orphans/forget", body)
+    if json:
+        output.emit_json(data)
+        return 0
+    output.emit(f"{provider}/{instance_id} is forgotten; {decode(data, OrphanView).unlisted}")
     return 0
 
 
@@ -250,7 +276,7 @@ def cost(
     if csv:
         text = io.StringIO()
         writer = csv_writer(text, lineterminator="\n")
-        writer.writerows([[one.lower() for one in head], *rows])
+        writer.writerows([[one.lower() for one in head], *(map(_no_formula, one) for one in rows)])
         output.emit(text.getvalue().rstrip("\n"))
         return 0
     output.emit_table(head, rows)
@@ -258,6 +284,12 @@ def cost(
     if found.orphans.count:
         output.note(_of_orphans(found.orphans))
     return 0
+
+
+def _no_formula(cell: str) -> str:
+    """Return the cell as no spreadsheet runs it: a fleet's name may be the tag of a machine without
+    a record, which others wrote."""
+    return f"'{cell}" if cell != "-" and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def _of_orphans(found: OrphanCosts) -> str:

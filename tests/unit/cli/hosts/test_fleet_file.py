@@ -10,6 +10,7 @@ import pytest
 from controller.commands.hosts.connection import Jump, Target
 from controller.commands.hosts.fleet_file import FleetWish, read_fleet
 from controller.commands.hosts.install import with_blocks
+from controller.service.machines.rented import policy_of
 from fairlead.cli.commands.runs.applying import is_fleet
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.submission import read_document
@@ -180,7 +181,12 @@ def test_a_fleet_that_could_rent_nothing_is_refused(tmp_path: Path, text: str, f
     ("nodes", "problem"),
     [
         ("{min: 1}", "its max is missing"),
-        ("{min: 0, target: 1, max: 2}", "'target' is not a field of it"),
+        (
+            "{min: 0, target: 1, max: 2}",
+            "it has no `target`: the machines of its `min` are rented at once",
+        ),
+        ("{min: 0, most: 2}", "'most' is not a field of it"),
+        ("0..", "'0..' has no max: a fleet never rents without limit"),
         ("{max: 2.5}", "its max, '2.5', is not a number of machines"),
         ("²..³", "'²..³' is no range of machines"),
         (f"0..{'9' * 5000}", "…' is no range of machines"),
@@ -193,6 +199,19 @@ def test_what_is_wrong_with_a_number_of_machines_is_said(
         read(tmp_path, RENTING.replace("0..2", nodes))
     assert refused.value.field == "machines.nodes"
     assert f"{problem} (allowed: a mapping of min and max" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "least", "most"),
+    [("0..16", 0, 16), ("..4", 0, 4), ("2", 2, 2), ("'1 .. 3'", 1, 3), ("{max: 5}", 0, 5)],
+)
+def test_a_number_of_machines_is_written_as_users_of_dstack_do(
+    tmp_path: Path, nodes: str, least: int, most: int
+) -> None:
+    machines = read(tmp_path, RENTING.replace("0..2", nodes)).machines
+    assert machines is not None
+    policy, _ = policy_of(machines, {})
+    assert (policy.min, policy.max) == (least, most)
 
 
 @pytest.mark.parametrize("field", ["idle_duration", "max_price", "regions", "resources"])
