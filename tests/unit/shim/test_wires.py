@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import re
 import struct
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -1282,6 +1284,20 @@ def test_a_program_that_makes_no_table_is_told_once_and_does_not_stay(
         kept.ensure()
     assert told() == 1
     assert [one.returncode is None for one in namespace.keepers] == [False, False]
+
+
+def test_a_guard_is_waited_for_on_a_busy_node(
+    monkeypatch: pytest.MonkeyPatch, told: Callable[[], int]
+) -> None:
+    namespace, seconds = GuardedNamespace("cat"), itertools.count(0.0, 3.0)
+    looks, answers = itertools.count(), namespace.answers
+    monkeypatch.setattr(namespace, "answers", lambda *argv: next(looks) > 3 and answers(*argv))
+    each_takes_3_s = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: None)
+    monkeypatch.setattr(guard, "time", each_takes_3_s)
+    kept = Guard("install-1", namespace)
+    kept.ensure()
+    assert (told(), len(namespace.keepers)) == (0, 1)
+    kept.close()
 
 
 def test_a_guard_lets_pass_what_the_table_has_marked() -> None:
