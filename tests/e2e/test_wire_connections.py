@@ -144,6 +144,14 @@ def test_a_flood_of_one_run_fills_no_more_than_its_part(
     assert node.reaches(OUTSIDE)
 
 
+def test_a_run_with_many_containers_has_its_connections(numbers: Iterator[int]) -> None:
+    """More than are counted in one list."""
+    with wire_node(f"fl-e2e-{os.getpid()}-{next(numbers)}") as node, wire_lab(node) as lab:
+        members = (lab.connect(f"t{number}", "run")[0] for number in range(34))
+        assert [member.reaches(OUTSIDE) for member in members] == [True] * 34
+        assert _dropped(lab) == {0}
+
+
 def test_many_runs_leave_the_node_its_part(node: WireNode, monkeypatch: pytest.MonkeyPatch) -> None:
     # All may begin more at once then.
     monkeypatch.setattr(connections, "CLOSED_SECONDS", 1)

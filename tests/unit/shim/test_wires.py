@@ -800,6 +800,17 @@ def test_the_rules_of_an_expected_wire_are_written_once_and_removed_without_a_wi
     assert namespace.started == [("nft", "-f", "-")] * 2
 
 
+def test_the_rules_of_a_run_stay_when_it_gets_another_wire() -> None:
+    """New ones would count its connections anew."""
+    namespace = FlushedNamespace()
+    wires = _opened(namespace)
+    for task_id, run_id in (("t1", "one"), ("t2", "one"), ("t3", "other"), ("t4", "one")):
+        wires.expect(task_id, run_id)
+    texts = namespace.given[-4:]
+    assert ["flush chain" in one for one in texts] == [True, False, True, False]
+    assert [NAMES.wire(f"t{n}") in one for n, one in enumerate(texts, 1)] == [True] * 4
+
+
 def test_a_table_that_somebody_flushed_is_written_again_before_a_wires_rules() -> None:
     namespace = FlushedNamespace()
     wires = Wires("install-1", namespace)
