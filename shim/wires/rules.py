@@ -78,11 +78,13 @@ _RUN = """\
 {limits}        oifname @{run}_wires meta mark set meta mark or {passed} accept
     }}
 """
-_ADD = """\
+_ADD_RUN = """\
 add set inet {table} {run}_wires {{ type ifname; }}
 {counts}add chain inet {table} {run}
 flush chain inet {table} {run}
 {limits}add rule inet {table} {run} oifname @{run}_wires meta mark set meta mark or {passed} accept
+"""
+_ADD = """\
 add element inet {table} {run}_wires {{ "{wire}" }}
 add element inet {table} runs {{ "{wire}" : jump {run} }}
 """
@@ -251,14 +253,20 @@ def _counts(run: str) -> str:
     return f"{run}_connections"
 
 
-def add(names: Names, run_id: str, wire: str, limits: Limits | None = None) -> str:
-    """Return what makes the wire one of the run's; it may be repeated. `limits`: the table's."""
+def add(
+    names: Names, run_id: str, wire: str, limits: Limits | None = None, *, first: bool = True
+) -> str:
+    """Return what makes the wire one of the run's; it may be repeated. `limits`: the table's.
+
+    `first`: the run may have no rules yet. New ones begin to count anew: each first connection
+    after that would be counted in the same short list, which is full after some.
+    """
     run, counts = _chain(run_id), ""
     if limits is not None:
         text = limits.of_run.set_of_counts()
         counts = f"add set inet {names.table} {_counts(run)} {{ {text} }}\n"
     limited = (f"add rule inet {names.table} {run} {one}\n" for one in _rules_of_run(run, limits))
-    return _ADD.format(
+    return (_ADD_RUN + _ADD if first else _ADD).format(
         table=names.table,
         run=run,
         wire=wire,

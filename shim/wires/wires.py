@@ -604,8 +604,12 @@ class Wires:
             self._nft(self._additions(runs))
 
     def _additions(self, runs: Mapping[str, str]) -> str:
-        limits = self._written_limits
-        return "".join(rules.add(self._names, run, name, limits) for name, run in runs.items())
+        limits, texts = self._written_limits, list[str]()
+        written = {run for run, names in self._runs().items() if not runs.keys() >= {*names}}
+        for name, run in runs.items():
+            texts.append(rules.add(self._names, run, name, limits, first=run not in written))
+            written.add(run)
+        return "".join(texts)
 
     def _nft(self, text: str) -> None:
         with self._lock:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import IPv4Interface
 from pathlib import Path
 
@@ -54,7 +55,6 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
     s.bind(("", 5000))
     any_device = struct.pack("4s4s", socket.inet_aton("239.1.1.1"), bytes(4))
     s.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, any_device)
-    s.settimeout(20)
     print("listening", flush=True)
     heard = set()
     while len(heard) < 4:
@@ -287,16 +287,19 @@ def test_tasks_of_a_run_hear_each_others_multicast(node: Node, closed: None) -> 
         with _python_of(pids[0], _HEAR) as hears:
             assert hears.stdout is not None
             assert hears.stdout.readline() == "listening\n"
-            with _python_of(pids[1], _SAY, *to) as says:
-                code = hears.wait()
-                says.kill()
-            assert code == 0
+            with _python_of(pids[1], _SAY, *to):
+                assert hears.wait(LONG) == 0
     finally:
         node.dockerd.docker("rm", "-f", "hears", "says")
         node.run("nft", "delete", "table", "inet", table)
 
 
-def _python_of(pid: str, script: str, *argv: str) -> subprocess.Popen[str]:
-    """Run a script in the network of a container, as one of its processes."""
+@contextmanager
+def _python_of(pid: str, script: str, *argv: str) -> Iterator[subprocess.Popen[str]]:
+    """Within this block a script runs in the network of a container, as one of its processes."""
     words = ["nsenter", f"--net=/proc/{pid}/ns/net", sys.executable, "-c", script, *argv]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

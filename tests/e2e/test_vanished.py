@@ -81,8 +81,9 @@ async def test_a_machine_that_vanishes_while_it_is_written_to_is_noticed(
     async with a_reader(switch, namespace, how) as writer:
         flood = asyncio.create_task(_flood(writer))
         await eventually(lambda: writer.transport.get_write_buffer_size() > len(_PIECE) / 2)
-        switch.cut(1)
+        # Before: the command that cuts it may end late.
         began = time.monotonic()
+        switch.cut(1)
         await asyncio.wait_for(flood, LONG)
         assert time.monotonic() - began >= GONE_SECONDS - 1
 

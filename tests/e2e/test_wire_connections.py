@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv4Network
 
 import pytest
@@ -143,6 +144,14 @@ def test_a_flood_of_one_run_fills_no_more_than_its_part(
     assert node.reaches(OUTSIDE)
 
 
+def test_a_run_with_many_containers_has_its_connections(numbers: Iterator[int]) -> None:
+    """More than are counted in one list."""
+    with wire_node(f"fl-e2e-{os.getpid()}-{next(numbers)}") as node, wire_lab(node) as lab:
+        members = (lab.connect(f"t{number}", "run")[0] for number in range(34))
+        assert [member.reaches(OUTSIDE) for member in members] == [True] * 34
+        assert _dropped(lab) == {0}
+
+
 def test_many_runs_leave_the_node_its_part(node: WireNode, monkeypatch: pytest.MonkeyPatch) -> None:
     # All may begin more at once then.
     monkeypatch.setattr(connections, "CLOSED_SECONDS", 1)
@@ -190,10 +199,12 @@ def _dropped(lab: WireLab, by: str = "") -> set[int]:
     return {int(one[1]) for one in found if one}
 
 
-def test_a_limit_follows_the_size_of_the_table(lab: WireLab, node: WireNode) -> None:
+def test_a_limit_follows_the_size_of_the_table(
+    lab: WireLab, node: WireNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lab.connect("t1", "ours")
     for size in (2 * _SIZE, 0, _SIZE):
-        SmallNamespace.size = size
+        monkeypatch.setattr(SmallNamespace, "size", size)
         lab.wires.repair()
         table = node.inside("nft", "list", "table", "inet", lab.names.table)
         each = {f"burst {Limits(size).of_run.burst} packets"} if size else set()
@@ -204,18 +215,21 @@ def test_a_limit_follows_the_size_of_the_table(lab: WireLab, node: WireNode) -> 
 
 @pytest.fixture
 def server(node: WireNode) -> Iterator[None]:
-    with _outside(node, _ACCEPT) as process:
+    with _outside(node, _ACCEPT):
         yield
-        process.kill()
 
 
-def _outside(node: WireNode, script: str, *argv: str) -> subprocess.Popen[str]:
+@contextmanager
+def _outside(node: WireNode, script: str, *argv: str) -> Iterator[subprocess.Popen[str]]:
     entered = ["nsenter", f"--net=/run/netns/{node.outside}", sys.executable, "-c", script, *argv]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(entered, stdin=pipe, stdout=pipe, text=True, bufsize=1)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "listening\n"
-    return process
+    with subprocess.Popen(entered, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "listening\n"
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.usefixtures("server")
@@ -223,9 +237,13 @@ def _outside(node: WireNode, script: str, *argv: str) -> subprocess.Popen[str]:
 def test_a_closed_connection_leaves_the_table_soon(lab: WireLab, node: WireNode, to: str) -> None:
     job, _ = lab.connect("t1", "ours")
     job.python(_CONNECT, to)
-    closed = [line for line in _table(node) if "TIME_WAIT" in line]
-    assert len(closed) == 1
-    assert int(closed[0].split()[4]) <= CLOSED_SECONDS
+
+    def closed() -> list[str]:
+        return [line for line in _table(node) if "TIME_WAIT" in line]
+
+    # The server may close its side later than the job ends.
+    (one,) = wait_until(closed, what="a closed connection")
+    assert int(one.split()[4]) <= CLOSED_SECONDS
 
 
 def _table(node: WireNode) -> list[str]:
@@ -269,14 +287,13 @@ def test_nobody_comes_in_by_what_an_earlier_container_began(
             small.wires.give(wanted=_other(address))
         assert small.wires.give() == address
         small.attach("second", second, address)
-        with second.popen(_LISTEN) as listener:
+        with second.running(_LISTEN) as listener:
             assert listener.stdout is not None
             assert listener.stdout.readline() == "listening\n"
             knocker.stdin.write("knock\n")
             assert knocker.stdout.readline() == "knocked\n"
             node.inside(sys.executable, "-c", _SAY, address)
             assert listener.stdout.readline() == "honest\n"
-        knocker.stdin.close()
     second.end()
     small.wires.detach("second")
     small.wires.close()

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,13 @@ class Flood:
         self._send.communicate()
         return int(self._count.communicate("\n")[0].split()[-1])
 
+    def close(self) -> None:
+        for process in (self._send, self._count):
+            process.kill()
+            # Closes its pipes and waits for it.
+            with process:
+                pass
+
 
 def _in(pid: str, script: str, *argv: str) -> subprocess.Popen[str]:
     command = ["nsenter", f"--net=/proc/{pid}/ns/net", sys.executable, "-c", script, *argv]
@@ -108,11 +116,16 @@ async def world(
         node_dockerd.remove_containers()
 
 
-async def _flood(world: WiredWorld, dockerd: DockerDaemon) -> Flood:
+@asynccontextmanager
+async def _flood(world: WiredWorld, dockerd: DockerDaemon) -> AsyncIterator[Flood]:
     ours = await world.run(1, "ours", "ready; wait_forever")
     theirs = await world.run(2, "theirs", "ready; wait_forever")
     sender, receiver = (_pid(dockerd, one.container_id) for one in (ours, theirs))
-    return await asyncio.to_thread(Flood, sender, receiver, theirs.address)
+    flood = await asyncio.to_thread(Flood, sender, receiver, theirs.address)
+    try:
+        yield flood
+    finally:
+        await asyncio.to_thread(flood.close)
 
 
 def _pid(dockerd: DockerDaemon, container_id: str) -> str:
@@ -158,32 +171,32 @@ async def test_nothing_gets_through_while_the_engine_changes_its_rules(
     node_dockerd: DockerDaemon,
     act: Callable[[WireNode, DockerDaemon], None],
 ) -> None:
-    flood = await _flood(world, node_dockerd)
-    for _ in range(_TURNS):
-        await asyncio.to_thread(act, node, node_dockerd)
-    assert await asyncio.to_thread(flood.end) == 0
+    async with _flood(world, node_dockerd) as flood:
+        for _ in range(_TURNS):
+            await asyncio.to_thread(act, node, node_dockerd)
+        assert await asyncio.to_thread(flood.end) == 0
 
 
 async def test_nothing_gets_through_when_the_engine_ends_its_containers(
     world: WiredWorld, node_dockerd: DockerDaemon
 ) -> None:
-    flood = await _flood(world, node_dockerd)
-    await asyncio.to_thread(lambda: node_dockerd.live_restore(on=False))
-    try:
-        for _ in range(_TURNS):
-            await asyncio.to_thread(node_dockerd.restart)
-    finally:
-        await asyncio.to_thread(lambda: node_dockerd.live_restore(on=True))
-    assert await asyncio.to_thread(flood.end) == 0
+    async with _flood(world, node_dockerd) as flood:
+        await asyncio.to_thread(lambda: node_dockerd.live_restore(on=False))
+        try:
+            for _ in range(_TURNS):
+                await asyncio.to_thread(node_dockerd.restart)
+        finally:
+            await asyncio.to_thread(lambda: node_dockerd.live_restore(on=True))
+        assert await asyncio.to_thread(flood.end) == 0
 
 
 async def test_the_bed_can_tell_that_something_gets_through(
     world: WiredWorld, node: WireNode, node_dockerd: DockerDaemon
 ) -> None:
-    flood = await _flood(world, node_dockerd)
-    (wired,) = (one for one in world.engine._opened._both() if isinstance(one, WiredNetworks))
-    await wired.stop_repairing()
-    await asyncio.to_thread(wired._guard.close)
-    await asyncio.to_thread(node.inside, "nft", "flush", "ruleset")
-    await asyncio.to_thread(flood.wait_for_one)
-    assert await asyncio.to_thread(flood.end) > 0
+    async with _flood(world, node_dockerd) as flood:
+        (wired,) = (one for one in world.engine._opened._both() if isinstance(one, WiredNetworks))
+        await wired.stop_repairing()
+        await asyncio.to_thread(wired._guard.close)
+        await asyncio.to_thread(node.inside, "nft", "flush", "ruleset")
+        await asyncio.to_thread(flood.wait_for_one)
+        assert await asyncio.to_thread(flood.end) > 0

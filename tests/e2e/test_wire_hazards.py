@@ -72,20 +72,10 @@ print(s.recvfrom(1)[1][0], flush=True)
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def node(numbers: Iterator[int]) -> Iterator[WireNode]:
     with wire_node(f"fl-e2e-{os.getpid()}-{next(numbers)}", ipv6=True) as made:
         yield made
-
-
-@pytest.fixture
-def flushed(node: WireNode) -> Iterator[WireNode]:
-    """The node; what a test takes out of its firewall, a restarted engine puts back: its chain,
-    with its jump before all others."""
-    yield node
-    node.inside("sh", "-c", "iptables -N DOCKER-USER || true")
-    node.inside("iptables", "-A", "DOCKER-USER", "-j", "RETURN")
-    node.inside("iptables", "-I", "FORWARD", "-j", "DOCKER-USER")
 
 
 @pytest.fixture
@@ -181,7 +171,7 @@ def test_a_raw_packet_with_another_source_is_dropped(lab: WireLab, node: WireNod
     forger, own = lab.connect("t1", "ours")
     second, to = lab.connect("t2", "ours")
     _, other = lab.connect("t3", "theirs")
-    with second.popen(_RECEIVE) as receiver:
+    with second.running(_RECEIVE) as receiver:
         assert receiver.stdout is not None
         assert receiver.stdout.readline() == "listening\n"
         for source in (str(other.address), OUTSIDE, "127.0.0.1", "10.91.0.1", str(own.address)):
@@ -199,12 +189,12 @@ def test_a_raw_packet_with_another_source_is_dropped(lab: WireLab, node: WireNod
     ],
     ids=["ruleset", "iptables", "ip6tables"],
 )
-def test_a_flush_is_repaired(lab: WireLab, flushed: WireNode, flush: tuple[str, ...]) -> None:
+def test_a_flush_is_repaired(lab: WireLab, node: WireNode, flush: tuple[str, ...]) -> None:
     ours, _ = lab.connect("t1", "ours")
     _, their = lab.connect("t2", "theirs")
-    hears = flushed.namespace().rules_that_go()
+    hears = node.namespace().rules_that_go()
     try:
-        flushed.inside(*flush)
+        node.inside(*flush)
         hears.setblocking(True)
         assert lab.wires.loses(hears.recv(1 << 16))
     finally:
@@ -380,25 +370,25 @@ def test_wires_whose_rules_are_written_together_lead_to_their_own_run_alone(
         assert third.reached(OUTSIDE, first.address, second.address) == [True, False, False]
 
 
-def test_a_guard_outlives_a_flush_and_ends_with_its_shim(flushed: WireNode) -> None:
-    one, other = (Guard("guarded", flushed.namespace()) for _ in range(2))
+def test_a_guard_outlives_a_flush_and_ends_with_its_shim(node: WireNode) -> None:
+    one, other = (Guard("guarded", node.namespace()) for _ in range(2))
     with closing(one) as guard, closing(other) as next_life:
         guard.ensure()
-        flushed.inside("nft", "flush", "ruleset")
-        assert _guards(flushed) == [Names("guarded").guard]
+        node.inside("nft", "flush", "ruleset")
+        assert _guards(node) == [Names("guarded").guard]
         next_life.ensure()
         guard.close()
-        assert _guards(flushed) == []
+        assert _guards(node) == []
         next_life.ensure()
         assert next_life._keeper is not None
         next_life._keeper.kill()
         # The kernel removes the table before others can see that its program is over.
         next_life._keeper.wait()
-        assert _guards(flushed) == []
+        assert _guards(node) == []
         next_life.ensure()
-        assert _guards(flushed) == [Names("guarded").guard]
+        assert _guards(node) == [Names("guarded").guard]
         next_life.close()
-        assert _guards(flushed) == []
+        assert _guards(node) == []
 
 
 def _guards(node: WireNode) -> list[str]:
@@ -408,11 +398,11 @@ def _guards(node: WireNode) -> list[str]:
 
 @pytest.mark.parametrize("is_expected", [True, False], ids=["expected", "attached"])
 def test_a_flush_between_two_starts_costs_the_second_one_nothing(
-    flushed: WireNode, member: Member, is_expected: bool
+    node: WireNode, member: Member, is_expected: bool
 ) -> None:
-    with wire_lab(flushed) as lab:
+    with wire_lab(node) as lab:
         first, theirs = lab.connect("t2", "theirs")
-        flushed.inside("nft", "flush", "ruleset")
+        node.inside("nft", "flush", "ruleset")
         # Nothing else repairs it here: an agent's repair comes some milliseconds later.
         if is_expected:
             lab.wires.expect("t1", "ours")

@@ -82,6 +82,7 @@ def bridged_node(node: WireNode) -> WireNode:
         "link set inner up",
     ):
         node.inside("ip", *words.split())
+    wait_until(lambda: node.reaches(OUTSIDE) and node.reaches(OUTSIDE6), what="the bridge")
     return node
 
 

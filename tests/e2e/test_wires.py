@@ -26,7 +26,7 @@ from tests.support.daemons import DaemonFailed, run
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.engine_contract import DEADLINE, EngineContract
 from tests.support.engine_world import EngineWorld, bridged, settings_in
-from tests.support.waiting import LONG, eventually
+from tests.support.waiting import LONG, eventually, wait_until
 from tests.support.wire_lab import OUTSIDE, WireNode
 
 pytestmark = pytest.mark.e2e
@@ -51,6 +51,8 @@ def outside(node: WireNode, testbed_folder: Path) -> Iterator[None]:
     (folder / "f").write_text("outside\n")
     entered = ["nsenter", f"--net=/run/netns/{node.outside}"]
     server = subprocess.Popen([*entered, "busybox", "httpd", "-f", "-p", "8080", "-h", str(folder)])
+    asks = _by_busybox(_ask(OUTSIDE))
+    wait_until(lambda: "outside" in node.inside("sh", "-c", asks), what="the server")
     yield
     server.terminate()
     server.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import suppress
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from tests.support.daemons import Daemon, end_processes_that_mention, inside, run
 from tests.support.engine_daemons import answers, unmount_all_below
+from tests.support.images import KEPT
 from tests.support.waiting import wait_until
 
 # Limits: podman as root raises them, and fails where it has no CAP_SYS_RESOURCE, as in a container.
@@ -65,7 +67,11 @@ class PodmanDaemon:
     @property
     def _own_env(self) -> dict[str, str]:
         """Without CONTAINER_HOST, with which the command would be a client."""
+        # Not the programs of `--docker`: Podman prefers a crun, which refuses cgroups of both
+        # versions.
+        own = (one for one in os.get_exec_path() if not Path(one).is_relative_to(KEPT))
         return {
+            "PATH": os.pathsep.join(own),
             "CONTAINERS_CONF": str(self._folder / "containers.conf"),
             "CONTAINERS_REGISTRIES_CONF": str(self._folder / "registries.conf"),
             "CONTAINERS_STORAGE_CONF": str(self._folder / "storage.conf"),

@@ -8,10 +8,14 @@ import random
 import re
 import signal
 import time
+import traceback
+from contextlib import suppress
 from ipaddress import IPv4Address
 from pathlib import Path
+from typing import NoReturn
 
 from shim.wires.wires import Attachment, Wires
+from tests.support.waiting import wait_until
 from tests.support.wire_lab import OUTSIDE, OUTSIDE6, SUBNET, Member, WireNode
 
 MEMBERS = 4
@@ -38,14 +42,28 @@ class KillLab:
         seed, seconds = self._random.random(), self._random.uniform(0, LATEST)
         child = os.fork()
         if not child:
-            self._live(seed)
+            self._live_or_exit(seed)
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        _, status = os.waitpid(child, 0)
         self.kills += 1
+        if not os.WIFSIGNALED(status):
+            self._break("the life had ended by itself")
+        # A program that it had started goes on to its end, such as one that writes rules.
+        wait_until(lambda: not _members_of(child), what="programs of the killed one to end")
         self._check_told()
         self._wires = self._next_life()
         self._check_whole()
+
+    def _live_or_exit(self, seed: float) -> NoReturn:
+        """A copy of the tests must not go on with them."""
+        try:
+            os.setpgid(0, 0)
+            self._live(seed)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
 
     def _live(self, seed: float) -> None:
         """Connect and disconnect until the end."""
@@ -142,6 +160,18 @@ class KillLab:
         self._wires.close()
         for member in self._members:
             member.end()
+
+
+def _members_of(group: int) -> list[str]:
+    """Return the living processes of a process group."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # A program's name may hold brackets and spaces (proc(5)): the last bracket ends it.
+            state, _, its_group = stat.read_bytes().rpartition(b")")[2].split()[:3]
+            if int(its_group) == group and state not in b"ZX":
+                found.append(stat.parent.name)
+    return found
 
 
 def _attachment(number: int, address: IPv4Address) -> Attachment:

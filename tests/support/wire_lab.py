@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 
 from shim.wires.namespace import Namespace
@@ -42,6 +43,10 @@ class WireNode:
         run(["ip", "-n", self.outside, "address", "add", f"{METADATA}/32", "dev", "up0"])
         if ipv6:
             self._add_ipv6()
+        # The kernel drops what a new device gets until it has noticed that the other end is up.
+        for one in (self.name, self.outside):
+            inside = Namespace(("nsenter", f"--net=/run/netns/{one}"))
+            wait_until(partial(inside.sends, "up0"), what="the uplink to send")
 
     def _add_ipv6(self) -> None:
         self.inside("tee", "/proc/sys/net/ipv6/conf/all/forwarding", stdin=b"1")
@@ -95,12 +100,30 @@ class Member:
         """As root of its own namespace: more than a job may by default."""
         return self.run(sys.executable, "-c", script, *argv)
 
-    def popen(self, script: str) -> subprocess.Popen[str]:
+    @contextmanager
+    def running(self, script: str) -> Iterator[subprocess.Popen[str]]:
+        """Within this block the script runs. A test that fails may leave it waiting for ever."""
         argv = [*self.enter, sys.executable, "-c", script]
-        return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def reaches(self, address: Address) -> bool:
+        if ":" in str(address):
+            wait_until(self._takes_ipv6, what="its IPv6 addresses")
         return pings(self.enter, str(address))
+
+    def _takes_ipv6(self) -> bool:
+        """The kernel adds the route for what is sent to an address some milliseconds after the
+        address, also without a look for duplicates."""
+        listed = json.loads(
+            self.run("ip", "-j", "-6", "address", "show", "scope", "global") or "[]"
+        )
+        own = [info["local"] for link in listed for info in link.get("addr_info", ())]
+        routes = self.run("ip", "-6", "route", "show", "table", "local")
+        return all(f"local {address} " in routes for address in own)
 
     def reached(self, *addresses: Address) -> list[bool]:
         """Ask all at once: each silence lasts a second."""

@@ -103,7 +103,11 @@ def test_a_machine_that_a_restored_controller_does_not_know_ends_when_an_admin_s
         found: list[dict[str, Any]] = answer["orphans"]
         return found
 
-    (kept,) = wait_until(orphans, what="a list of the provider")
+    def with_prices() -> list[dict[str, Any]]:
+        return [one for one in orphans() if one["price"] is not None]
+
+    # The provider's offers, which tell it, may come after its list.
+    (kept,) = wait_until(with_prices, what="an orphan with a price")
     assert (kept["quarantined"], kept["ends_at"], kept["price"]) == (True, None, 0.1)
     refused = controller.cli("machine", "end-orphans", "here", "another")
     assert refused.status == 1

@@ -97,15 +97,27 @@ def test_no_packet_passes_while_the_engine_makes_networks(lab: RunLab, namespace
     count = "kill -INT $!; wait; grep transmitted /tmp/heard"
     lab.start("flooding", commands=[flood, UNTIL_ASKED, count], resources=small)
     lab.wait_for_log("flooding", b"flooding")
-    for number in range(10):
-        lab.dockerd.docker("network", "create", f"passing-{number}")
-        lab.dockerd.docker("network", "rm", f"passing-{number}")
+    made = 0
+
+    def makes_networks() -> bool:
+        nonlocal made
+        lab.dockerd.docker("network", "create", "passing")
+        lab.dockerd.docker("network", "rm", "passing")
+        made += 1
+        return made >= 10 and _pings_sent(lab.inside("flooding", "cat", "/proc/net/snmp")) > 100
+
+    wait_until(makes_networks, what="a flood beside new networks")
     lab.let_go("flooding", "target")
     assert lab.wait_for("flooding")["status"] == "done"
     counted = lab.cli("logs", "flooding").succeeded().output.splitlines()[-1]
     sent, heard = re.findall(r"(\d+) packets", counted)
     assert int(sent) > 100
     assert int(heard) == 0
+
+
+def _pings_sent(snmp: str) -> int:
+    names, numbers = (one.split() for one in snmp.splitlines() if one.startswith("Icmp: "))
+    return int(dict(zip(names, numbers, strict=True))["OutEchos"])
 
 
 def test_ranks_of_a_run_on_one_node_reach_each_other(lab: RunLab) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint import module_file
+from tests.support.waiting import LONG
 
 PACKAGE = "kept_in_a_file"
 FAILS = "def fail():\n    raise ValueError(__name__)\n"
@@ -132,19 +133,19 @@ def test_threads_wait_for_code_that_another_one_runs(
 
     def hold() -> None:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(LONG)
 
     monkeypatch.setattr(sys, "before_later", hold)
     later, found = import_module(f"{PACKAGE}.later"), list[int]()
     threads = [threading.Thread(target=lambda: found.append(later.FOUND)) for _ in range(3)]
     threads[0].start()
-    assert begun.wait(10)
+    assert begun.wait(LONG)
     for thread in threads[1:]:
         thread.start()
     assert found == []
     go_on.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(LONG)
     assert (found, len(runs)) == ([1, 1, 1], 1)
 
 

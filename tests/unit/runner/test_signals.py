@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Coroutine
 
 from runner.processes.signals import Signals
+from tests.support.waiting import LONG
 
 
 def run(act: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -22,7 +23,7 @@ def test_each_signal_calls_its_function_in_the_loop() -> None:
         signals, came = Signals(), asyncio.Queue[str]()
         signals.on(signal.SIGUSR1, lambda: came.put_nowait("first"))
         signals.on(signal.SIGUSR2, lambda: came.put_nowait("second"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LONG):
             for number, name in ((signal.SIGUSR1, "first"), (signal.SIGUSR2, "second")) * 2:
                 os.kill(os.getpid(), number)
                 assert await came.get() == name
@@ -39,7 +40,7 @@ def test_a_signal_that_came_while_it_was_blocked_is_heard() -> None:
         signals, came = Signals(), asyncio.Event()
         signals.on(signal.SIGUSR1, came.set)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LONG):
             await came.wait()
         signals.close()
 
@@ -61,7 +62,7 @@ def test_a_function_that_fails_loses_no_other_signal() -> None:
         # Both are in the pipe before anything reads it, the one that fails first.
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.raise_signal(number)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LONG):
             await came.wait()
         signals.close()
         assert failed == [error]
@@ -75,7 +76,7 @@ def test_more_signals_than_the_pipe_holds_are_heard() -> None:
         signals.on(signal.SIGUSR1, came.set)
         for _ in range(100_000):
             signal.raise_signal(signal.SIGUSR1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LONG):
             await came.wait()
             # What is left in the pipe would tell of it again.
             with contextlib.suppress(BlockingIOError):

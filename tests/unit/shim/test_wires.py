@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import re
 import struct
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -798,6 +800,17 @@ def test_the_rules_of_an_expected_wire_are_written_once_and_removed_without_a_wi
     assert namespace.started == [("nft", "-f", "-")] * 2
 
 
+def test_the_rules_of_a_run_stay_when_it_gets_another_wire() -> None:
+    """New ones would count its connections anew."""
+    namespace = FlushedNamespace()
+    wires = _opened(namespace)
+    for task_id, run_id in (("t1", "one"), ("t2", "one"), ("t3", "other"), ("t4", "one")):
+        wires.expect(task_id, run_id)
+    texts = namespace.given[-4:]
+    assert ["flush chain" in one for one in texts] == [True, False, True, False]
+    assert [NAMES.wire(f"t{n}") in one for n, one in enumerate(texts, 1)] == [True] * 4
+
+
 def test_a_table_that_somebody_flushed_is_written_again_before_a_wires_rules() -> None:
     namespace = FlushedNamespace()
     wires = Wires("install-1", namespace)
@@ -1282,6 +1295,20 @@ def test_a_program_that_makes_no_table_is_told_once_and_does_not_stay(
         kept.ensure()
     assert told() == 1
     assert [one.returncode is None for one in namespace.keepers] == [False, False]
+
+
+def test_a_guard_is_waited_for_on_a_busy_node(
+    monkeypatch: pytest.MonkeyPatch, told: Callable[[], int]
+) -> None:
+    namespace, seconds = GuardedNamespace("cat"), itertools.count(0.0, 3.0)
+    looks, answers = itertools.count(), namespace.answers
+    monkeypatch.setattr(namespace, "answers", lambda *argv: next(looks) > 3 and answers(*argv))
+    each_takes_3_s = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: None)
+    monkeypatch.setattr(guard, "time", each_takes_3_s)
+    kept = Guard("install-1", namespace)
+    kept.ensure()
+    assert (told(), len(namespace.keepers)) == (0, 1)
+    kept.close()
 
 
 def test_a_guard_lets_pass_what_the_table_has_marked() -> None:
