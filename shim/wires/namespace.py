@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, IPv6Address
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -167,6 +167,14 @@ class Namespace:
         except OSError as error:
             raise WireError(f"{device} cannot be looked at: {error.strerror}") from None
         return state == netlink.UP
+
+    def takes(self, address: IPv6Address) -> bool:
+        """Return whether the kernel takes what is sent to this address of its own: it makes the
+        route for that in its own time. Raises WireError."""
+        try:
+            return _in_namespace(self._path(), lambda: netlink.is_local(address))
+        except OSError as error:
+            raise WireError(f"{address} cannot be looked at: {error.strerror}") from None
 
     def change(self, requests: Iterable[Request]) -> None:
         """Have the kernel make these changes here, one after the other. Raises WireError with the

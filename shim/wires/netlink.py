@@ -11,9 +11,10 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from ipaddress import IPv6Address
 
 from shim.wires import connections
-from shim.wires.rtnetlink import ATTRIBUTE, LINK, Request, aligned, attribute
+from shim.wires.rtnetlink import ATTRIBUTE, LINK, Request, aligned, attribute, way_to
 
 _ROUTE, _NETFILTER = 0, 12
 _GROUP_OF_NFTABLES = 1 << (7 - 1)
@@ -27,6 +28,8 @@ _NAME, _STATE = 3, 16
 """IFLA_IFNAME and IFLA_OPERSTATE of linux/if_link.h."""
 UP = 6
 """IF_OPER_UP of linux/if.h; RFC 2863, ifOperStatus."""
+_NEW_ROUTE, _GET_ROUTE, _TYPE_OF_ROUTE, _LOCAL = 24, 26, 7, 2
+"""Of linux/rtnetlink.h: the place of rtm_type in rtmsg, and RTN_LOCAL."""
 _MAX_ANSWER = 1 << 16
 _SECONDS = 20.0
 _AT_ONCE = 64
@@ -50,6 +53,13 @@ def state_of(device: str) -> int | None:
     body = LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + named
     with _asking() as asked:
         return state_in(_answer(asked, _GET_LINK, _REQUEST, body))
+
+
+def is_local(address: IPv6Address) -> bool:
+    """Return whether the kernel takes what is sent to this address. Raises OSError, also when no
+    route leads to it."""
+    with _asking() as asked:
+        return leads_here(_answer(asked, _GET_ROUTE, _REQUEST, way_to(address)))
 
 
 def change(requests: Iterable[Request]) -> None:
@@ -127,6 +137,16 @@ def state_in(answer: bytes) -> int | None:
             return answer[at + ATTRIBUTE.size]
         at += max(aligned(size), ATTRIBUTE.size)
     return None
+
+
+def leads_here(answer: bytes) -> bool:
+    """Return whether the route that the kernel's answer names ends at this machine. Raises OSError
+    for its error."""
+    _raise_error(answer)
+    return (
+        _HEADER.unpack_from(answer)[1] == _NEW_ROUTE
+        and answer[_HEADER.size + _TYPE_OF_ROUTE] == _LOCAL
+    )
 
 
 def _raise_error(answer: bytes) -> None:

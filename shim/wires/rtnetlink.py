@@ -72,6 +72,12 @@ def add_pair(end: End, peer: End) -> Request:
     return Request(words, _NEW_LINK, _CREATE | _EXCLUSIVE, lambda _: body)
 
 
+def way_to(address: Address) -> bytes:
+    """Return the body of a question which route leads to the address."""
+    family, bits = _family(address), address.max_prefixlen
+    return _ROUTE.pack(family, bits, 0, 0, 0, 0, 0, 0, 0) + attribute(_TO, address.packed)
+
+
 def set_alias(name: str, alias: str) -> Request:
     body = _link() + _named(name) + attribute(_ALIAS, alias.encode())
     return Request(f"link set {name} alias {alias}", _NEW_LINK, 0, lambda _: body)

@@ -111,19 +111,7 @@ class Member:
                 process.kill()
 
     def reaches(self, address: Address) -> bool:
-        if ":" in str(address):
-            wait_until(self._takes_ipv6, what="its IPv6 addresses")
         return pings(self.enter, str(address))
-
-    def _takes_ipv6(self) -> bool:
-        """The kernel adds the route for what is sent to an address some milliseconds after the
-        address, also without a look for duplicates."""
-        listed = json.loads(
-            self.run("ip", "-j", "-6", "address", "show", "scope", "global") or "[]"
-        )
-        own = [info["local"] for link in listed for info in link.get("addr_info", ())]
-        routes = self.run("ip", "-6", "route", "show", "table", "local")
-        return all(f"local {address} " in routes for address in own)
 
     def reached(self, *addresses: Address) -> list[bool]:
         """Ask all at once: each silence lasts a second."""

@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from ipaddress import IPv4Address, IPv4Network, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -811,6 +811,50 @@ def test_the_rules_of_a_run_stay_when_it_gets_another_wire() -> None:
     assert [NAMES.wire(f"t{n}") in one for n, one in enumerate(texts, 1)] == [True] * 4
 
 
+class LosingNamespace(FlushedNamespace):
+    """Refuses wires of runs whose rules were never written, or all. Makes wires without a
+    container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refuses_all = False
+        self._known: set[str] = set()
+
+    @contextmanager
+    def entered(self, pid: int) -> Iterator[tuple[Namespace, int]]:
+        yield self, 0
+
+    def write(self, path: str, value: str) -> None:
+        """Nothing reads it."""
+
+    def run(self, *argv: str, given: str = "") -> str:
+        runs = {*re.findall(r"jump (\w+)", given)} if given.startswith("add ") else set[str]()
+        is_whole = "flush chain" in given or runs <= self._known
+        if runs and (self.refuses_all or not is_whole):
+            self.given.append(given)
+            raise WireError("nft: refused")
+        self._known |= runs
+        return super().run(*argv, given=given)
+
+
+def test_rules_of_a_run_whose_first_wire_got_none_are_written_with_the_next() -> None:
+    namespace = LosingNamespace()
+    wires = _opened(namespace)
+    namespace.refuses_all = True
+    address = IPv4Address("10.80.0.2")
+    one = Attachment(task_id="t1", run_id="run", container="c", address=address)
+    with pytest.raises(WireError, match="refused"):
+        wires.attach(one, 1, lambda: True)
+    namespace.refuses_all = False
+    namespace.given.clear()
+    wires.expect("t2", "run")
+    assert ["flush chain" in text for text in namespace.given] == [False, True]
+    # What cannot be written at all is told.
+    namespace.refuses_all = True
+    with pytest.raises(WireError, match="refused"):
+        wires.expect("t3", "run")
+
+
 def test_a_table_that_somebody_flushed_is_written_again_before_a_wires_rules() -> None:
     namespace = FlushedNamespace()
     wires = Wires("install-1", namespace)
@@ -1126,6 +1170,44 @@ def test_a_wire_is_made_once_its_end_on_the_node_sends() -> None:
     namespace.idle = 2
     wires.attach(one, 1, lambda: True)
     assert namespace.idle == -1
+
+
+class Ipv6Namespace(EnteredNamespace):
+    """A way out by IPv6, too, whose addresses are usable after it was asked for them twice."""
+
+    asked = 0
+
+    def run(self, *argv: str, given: str = "") -> str:
+        if "-6" in argv:
+            return '[{"dst": "default"}]'
+        return super().run(*argv, given=given)
+
+    def takes(self, address: IPv6Address) -> bool:
+        assert address == NAMES.address6(IPv4Address("10.80.0.2"))
+        self.asked += 1
+        return self.asked > 2
+
+
+def test_a_wire_is_made_once_its_container_takes_what_is_sent_by_ipv6() -> None:
+    namespace = Ipv6Namespace(dev="")
+    wires = _opened(namespace)
+    address = IPv4Address("10.80.0.2")
+    one = Attachment(task_id="t1", run_id="r", container="c", address=address)
+    wires.attach(one, 1, lambda: True)
+    assert namespace.asked == 3
+
+
+@pytest.mark.parametrize(("kind", "is_own"), [(1, False), (2, True)], ids=["unicast", "local"])
+def test_the_kernels_answer_tells_where_an_address_leads(kind: int, is_own: bool) -> None:
+    route = struct.pack("=BBBBBBBBI", 10, 128, 0, 0, 254, 0, 0, kind, 0)
+    told = struct.pack("=IHHII", 16 + len(route), 24, 0, 0, 0) + route
+    assert netlink.leads_here(told) == is_own
+
+
+def test_an_address_to_which_nothing_leads_is_an_error() -> None:
+    told = struct.pack("=IHHIIi", 20, 2, 0, 0, 0, -errno.ENETUNREACH)
+    with pytest.raises(OSError, match="Network is unreachable"):
+        netlink.leads_here(told)
 
 
 def _told_of_a_link(*attributes: bytes, kind: int = 16) -> bytes:
