@@ -98,6 +98,8 @@ class Ec2Front:
         """Actions that do their work once and lose their answer."""
         self.hides = False
         """Whether no list shows a machine, and no call about one knows it."""
+        self.ends_once = False
+        """Whether a machine that has ended cannot be ended again, as in moto."""
         self.page: int | None = None
         """The most machines on a page of a list."""
         self.cuts = False
@@ -198,7 +200,8 @@ class Ec2Front:
         if action == _END and self.hides:
             return _error(Failure("InvalidInstanceID.NotFound", "there is no such machine"))
         # moto removes the interfaces of a machine that has ended, and then fails.
-        if action == _END and (instance := wish["InstanceId.1"]) in self._ended:
+        ended = self._ended if action == _END and not self.ends_once else set[str]()
+        if (instance := wish.get("InstanceId.1", "")) in ended:
             return web.Response(text=_GONE.format(instance=instance), content_type="text/xml")
         if action == _LIST and self.cuts and "NextToken" in wish:
             self.cuts = False

@@ -352,9 +352,24 @@ class AwsCloud:
         # EC2 forgets an ended machine after an hour, and does not know a new one for seconds.
         except InstanceUnknown:
             return self._is_gone(instance_id)
+        except CloudError:
+            # What imitates EC2 may refuse to end a machine twice, as moto does.
+            if await self._has_ended(region, instance):
+                return True
+            raise
         self._unknown_since.pop(instance_id, None)
         states = [one["CurrentState"]["Name"] for one in answer.get("TerminatingInstances", ())]
         return states == ["terminated"]
+
+    async def _has_ended(self, region: str, instance: str) -> bool:
+        chosen = [
+            {"Name": "instance-id", "Values": [instance]},
+            {"Name": "instance-state-name", "Values": ["terminated"]},
+        ]
+        try:
+            return bool(await self._instances(region, chosen))
+        except CloudError:
+            return False
 
     def _is_gone(self, instance_id: str) -> bool:
         """Return whether EC2 has not known the machine for long enough: at first it does not know

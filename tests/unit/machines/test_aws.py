@@ -240,6 +240,21 @@ async def test_a_machine_that_ec2_does_not_know_yet_is_not_gone(
         await patient.close()
 
 
+async def test_an_end_that_is_refused_since_the_machine_has_ended_is_done(
+    world: Ec2World, installation: str
+) -> None:
+    made = await world.cloud.create(order_of(world, installation))
+    world.front.ends_once = True
+    world.front.fails["TerminateInstances"] = [Failure("OperationNotPermitted", "it is protected")]
+    with pytest.raises(CloudError, match="it is protected"):
+        await world.cloud.terminate(made.instance_id)
+    assert [await world.cloud.terminate(made.instance_id) for _ in range(2)] == [False, True]
+    world.front.fails["DescribeInstances"] = [Failure("Unavailable", "away", 503)] * 9
+    with pytest.raises(CloudError, match="InvalidNetworkInterfaceID"):
+        await world.cloud.terminate(made.instance_id)
+    world.front.fails.clear()
+
+
 async def test_a_list_has_all_pages_of_all_regions(world: Ec2World, installation: str) -> None:
     world.front.page = 1
     made = set()
