@@ -47,6 +47,8 @@ class KeptAnswer(OpenAnswer):
             and not (self._is_last or self._body or self._error)
             and self._transport is not None
             and not self._transport.is_closing()
+            # A daemon may answer before it has the whole request, and need not read the rest.
+            and not self._transport.get_write_buffer_size()
         )
 
     def ask(self, request: bytes) -> None:
@@ -81,7 +83,20 @@ class KeptAnswer(OpenAnswer):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(ConnectionResetError("the connection was lost"))
 
+    def _hold_back(self, held: int) -> None:
+        # Nobody reads on after a whole answer, and the loss of its connection must be noticed.
+        if not self._is_over:
+            super()._hold_back(held)
+
+    def on_message_begin(self) -> None:
+        if self._is_over:
+            raise InvalidAnswer("more than the answer")  # in the same piece; the parser stops here
+
     def on_message_complete(self) -> None:
+        # An interim answer, after which the one that was asked for comes (RFC 9110, 15.2).
+        if self.status < 200:
+            self.status, self._head = 0, 0
+            return
         super().on_message_complete()
         # The parser forgets it with the end of the message.
         self._is_last = self._parser is None or not self._parser.should_keep_alive()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common import kept_connections
+from common import kept_connections, open_answers
 from common.kept_connections import KeptConnections
 from common.open_answers import InvalidAnswer
 from tests.support.dialling import dial_to
@@ -166,13 +166,79 @@ async def say_too_much(daemon: Daemon, reader: Reader, writer: Writer) -> None:
     await daemon.request(reader)
 
 
-async def test_what_nobody_asked_for_is_no_answer_to_the_next_request(serve: Serve) -> None:
+async def test_what_nobody_asked_for_is_no_answer_to_the_next_request(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else it would be closed after a moment, for whatever reason.
+    monkeypatch.setattr(kept_connections, "IDLE_SECONDS", LONG)
     async with serve(say_too_much) as daemon:
         assert await daemon.ask() == b"ok"
         (kept,) = [one for _, one in daemon.kept._idle]
         daemon.go_on.set()
         await eventually(lambda: not kept.is_usable, LONG, "noticed")
         assert await daemon.ask() == b"ok"
+        assert daemon.opened == 2
+
+
+@pytest.mark.parametrize("more", [OK.replace(b"ok", b"no"), b"HTTP/1.1 404"], ids=["all", "part"])
+async def test_what_comes_in_one_piece_with_an_answer_is_no_part_of_it(
+    serve: Serve, more: bytes
+) -> None:
+    async def say_more(daemon: Daemon, reader: Reader, writer: Writer) -> None:
+        while await daemon.request(reader):
+            writer.write(OK + more)
+
+    async with serve(say_more) as daemon:
+        assert [await daemon.ask("POST"), await daemon.ask("POST")] == [b"ok", b"ok"]
+        assert daemon.opened == 2
+
+
+async def test_an_interim_answer_is_not_the_one_that_was_asked_for(serve: Serve) -> None:
+    async def say_interim(daemon: Daemon, reader: Reader, writer: Writer) -> None:
+        while await daemon.request(reader):
+            writer.write(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")
+            if len(daemon.asked) == 1:
+                await daemon.go_on.wait()
+            writer.write(OK)
+
+    async with serve(say_interim) as daemon:
+        asking = asyncio.create_task(daemon.kept.ask("GET", "/it", within=LONG, most=MOST))
+        await eventually(lambda: bool(daemon.asked), LONG, "asked")
+        daemon.go_on.set()
+        assert await asking == (200, b"ok")
+        assert await daemon.kept.ask("GET", "/it", within=LONG, most=MOST) == (200, b"ok")
+        assert daemon.opened == 1
+
+
+async def test_the_loss_of_a_connection_is_noticed_after_a_long_answer(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_connections, "IDLE_SECONDS", LONG)
+    monkeypatch.setattr(open_answers, "_MAX_HELD", 1)
+
+    async def close_when_told(daemon: Daemon, reader: Reader, writer: Writer) -> None:
+        await daemon.request(reader)
+        writer.write(OK)
+        await daemon.go_on.wait()
+
+    async with serve(close_when_told) as daemon:
+        assert await daemon.ask() == b"ok"
+        (kept,) = [one for _, one in daemon.kept._idle]
+        assert kept.is_usable
+        daemon.go_on.set()
+        await eventually(lambda: not kept.is_usable, LONG, "noticed")
+
+
+async def test_a_connection_with_the_rest_of_a_request_is_not_kept(serve: Serve) -> None:
+    async def answer_at_once(daemon: Daemon, reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+        await daemon.go_on.wait()
+
+    async with serve(answer_at_once) as daemon:
+        assert await daemon.ask("PUT", b"x" * (4 << 20)) == b"ok"
+        assert daemon.kept._idle == []
+        assert await daemon.ask("POST") == b"ok"
         assert daemon.opened == 2
 
 
