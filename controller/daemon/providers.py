@@ -47,9 +47,18 @@ def _regions(options: Options) -> dict[str, Collection[str] | None]:
     return {name: one.regions for name, one in options.providers.items()}
 
 
+def _listed_regions(options: Options) -> dict[str, Collection[str] | None]:
+    """Return those that the lists of each provider are of; None: all."""
+    # Hetzner lists a project's machines wherever they are, so one that is not listed is gone.
+    return {
+        name: None if isinstance(one, HetznerProvider) else one.regions
+        for name, one in options.providers.items()
+    }
+
+
 def warn_of_homeless_orphans(options: Options, snapshot: Snapshot) -> None:
     """Tell of machines without a record that nothing ends: nobody else would miss them."""
-    regions = _regions(options)
+    regions = _listed_regions(options)
     for one in snapshot.orphans:
         if one.gone_at is None and (why := homeless_orphan(regions, one)) is not None:
             log.warning("machine %s has no record: %s", one.name, why)
@@ -177,7 +186,7 @@ def machine_settings(
         boot_data=user_data,
         pin=lambda machine_id: boot_data.pin(secret, machine_id),
         spending=options.spending,
-        regions=_regions(options),
+        regions=_listed_regions(options),
         setups={name: _digest(secret, config) for name, config in options.providers.items()},
     )
 

@@ -38,9 +38,12 @@ class OrphanBook:
         self,
         stored: Iterable[KnownOrphan] = (),
         is_homeless: Callable[[KnownOrphan], bool] = lambda orphan: False,
+        counts: Callable[[str], bool] = lambda provider: True,
     ) -> None:
-        """`is_homeless`: whether the controller's file leaves out where an orphan is."""
+        """`is_homeless`: whether the controller's file leaves out where an orphan is. `counts`:
+        whether budgets count what is at a provider."""
         self._is_homeless = is_homeless
+        self._counts = counts
         self._known: dict[str, KnownOrphan] = {}
         """Those that are there, by name."""
         self._gone: dict[str, KnownOrphan] = {}
@@ -55,6 +58,8 @@ class OrphanBook:
         """The user who has an orphan forgotten, by the name of the orphan; not committed yet."""
         self._offered: dict[str, KnownOrphan] = {}
         """What is to be stored, by id."""
+        self._same_ids: Mapping[str, Sequence[KnownOrphan]] = {}
+        """What is committed, by its id at its provider."""
         self._is_dirty = True
         """Something changed since the last offer."""
         self._is_pending = False
@@ -175,8 +180,10 @@ class OrphanBook:
         found = terms or OrphanTerms()
         events: list[Event] = []
         self._offered = {}
-        # The file may leave out the provider of what is forgotten.
-        for provider in dict.fromkeys((*self._listed, *map(_provider_of, self._forgotten))):
+        # The file may leave out the provider of what is forgotten, or has another one now.
+        known_at = (one.provider for one in self._known.values())
+        self._same_ids = _by_instance_id(self.committed_ones)
+        for provider in dict.fromkeys((*self._listed, *known_at)):
             for name, orphan, status, by in self._statuses(provider):
                 row, event = self._changed(name, orphan, status, by, found, now)
                 self._offered[row.id] = row
@@ -228,13 +235,37 @@ class OrphanBook:
                 yield name, orphan, wanted, None
         same = self._same_accounts(provider)
         for name, one in self._known.items():
-            # A list of another account tells nothing of it.
             if one.provider != provider or name in there:
                 continue
-            if one.account in same and not self._is_homeless(one):
+            # A list of another account tells nothing of it.
+            is_gone = one.account in same and not self._is_homeless(one)
+            if is_gone or self._taken_over_by(one) is not None:
                 yield name, None, OrphanStatus.GONE, None
             elif (by := self._forgotten.get(name)) is not None:
                 yield name, None, OrphanStatus.GONE, by
+
+    def _taken_over_by(self, orphan: KnownOrphan) -> str | None:
+        """Return another provider whose orphan it is now: its account, or its region, may have been
+        moved from one to the other in the controller's file."""
+        for provider, there in self._listed.items():
+            found = there.get(name_of(provider, orphan.instance_id))
+            if found is None or provider == orphan.provider:
+                continue
+            if _is_same(orphan, found, self._accounts[provider]):
+                return provider
+        return None
+
+    def _counted_until(self, orphan: Orphan, now: float) -> float:
+        """Return until when it counted as the orphan of another provider (Unix seconds)."""
+        account = self._accounts[orphan.provider]
+        ends = (
+            now if one.gone_at is None else one.gone_at
+            for one in self._same_ids.get(orphan.instance_id, ())
+            if one.provider != orphan.provider
+            and self._counts(one.provider)
+            and _is_same(one, orphan, account)
+        )
+        return max(ends, default=0.0)
 
     def _same_accounts(self, provider: str) -> Set[str | None]:
         """Return the accounts of which the provider's list is. One that has an orphan of an account
@@ -259,11 +290,16 @@ class OrphanBook:
         if orphan is None:
             assert before is not None, "only what is known can be gone"
             row = replace(before, status=status, gone_at=now)
+            if (other := self._taken_over_by(before)) is not None:
+                return row, _event(name, old, status, None, f"provider {other} lists it now", now)
             if by is None:
                 return row, _event(name, old, status, None, _GONE_CAUSE, now)
             cause = f"{by} had it forgotten"
             return row, _event(name, old, status, left_behind(before), cause, now)
-        row = known(orphan, status, terms.record(orphan), now) if before is None else before
+        row = before
+        if row is None:
+            row = known(orphan, status, terms.record(orphan), now)
+            row = replace(row, costs_since=max(row.costs_since, self._counted_until(orphan, now)))
         account = self._accounts[orphan.provider]
         row = _complete(replace(row, status=status), orphan, account, terms)
         if by is not None:
@@ -313,6 +349,21 @@ def left_behind(orphan: KnownOrphan) -> str:
         f"it may still run {where} and cost money, which no budget counts: see there that it has "
         f"ended"
     )
+
+
+def _is_same(known_: KnownOrphan, listed: Orphan, account: str | None) -> bool:
+    """Return whether they are one machine, of which the ids are equal. `account`: of the list."""
+    if known_.machine_id != listed.machine_id:
+        return False
+    # The tag of a machine is unique. Without one, only the account tells that it is the same.
+    return listed.machine_id is not None or (account is not None and account == known_.account)
+
+
+def _by_instance_id(orphans: Iterable[KnownOrphan]) -> dict[str, list[KnownOrphan]]:
+    found: dict[str, list[KnownOrphan]] = {}
+    for one in orphans:
+        found.setdefault(one.instance_id, []).append(one)
+    return found
 
 
 def _provider_of(name: str) -> str:

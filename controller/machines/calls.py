@@ -122,6 +122,8 @@ class ProviderCalls:
         """When the last whole list was made (Unix time)."""
         self.account: str | None = None
         """The account of that list; None: that is not known."""
+        self._has_compared = False
+        """Whether the orphans are those of a list: to adopt a machine makes one, too."""
         self.trouble: str | None = None
         """Why the last call for a list failed; None: it did not."""
         self._provider = provider
@@ -457,12 +459,12 @@ class ProviderCalls:
     def has_orphan(self, found: Found, account: str | None) -> bool:
         """Return whether this is an orphan of this provider, listed by another one of the account.
 
-        Until the first list it is one if it was: else the end that an admin asked for would be
-        forgotten at each start.
+        Until the first comparison it is one if it was: else the end that an admin asked for would
+        be forgotten at each start.
         """
         known: Orphan | KnownOrphan | None = self._by_id.get(found.instance_id)
         own = self.account
-        if self.listed_at is None:
+        if not self._has_compared:
             stored = self._desk.stored_orphan(self._provider, found.instance_id)
             known, own = stored, None if stored is None else stored.account
         if known is None or known.machine_id != found.machine_id:
@@ -482,7 +484,7 @@ class ProviderCalls:
                     one.machine_id,
                     kept,
                 )
-        self.orphans, self.account = orphans, account
+        self.orphans, self.account, self._has_compared = orphans, account, True
         self._by_id = {one.instance_id: one for one in orphans}
         self._desk.tell_orphans(self._provider, orphans, account)
 

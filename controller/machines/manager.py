@@ -39,7 +39,8 @@ class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
     pin: Callable[[str], Pinned]
     spending: Spending = Spending()
     regions: Mapping[str, Collection[str] | None] = {}
-    """Those that the controller's file names, by provider; None: all that the provider has."""
+    """Those that lists are of, by provider: the ones that the controller's file names; None: all
+    that the provider has."""
     setups: Mapping[str, str] = {}
     """A digest of what the controller's file says of each provider."""
 

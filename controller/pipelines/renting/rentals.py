@@ -73,7 +73,9 @@ class Rentals:
         self._supplies: dict[str, Supply] = {}
         self._away: dict[str, str] = {}
         self._inbox: dict[str, list[MachineReport]] = {}
-        self._orphans = OrphanBook(orphans, lambda one: self._homeless(one) is not None)
+        self._orphans = OrphanBook(
+            orphans, lambda one: self._homeless(one) is not None, self._names
+        )
         self._no_list: dict[str, str] = {}
         """Why the last list of a provider failed."""
         self._as_machines = OrphanMachines()

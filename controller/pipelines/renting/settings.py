@@ -24,8 +24,8 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
 class RentalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`pin` derives from a machine's id what its user-data will hold. `month_of` returns the start
     of the month of a time (both Unix seconds). `providers`: their names in the controller's file;
-    None: it is not known which it has. `regions`: those that the file names, by provider; None: all
-    that the provider has."""
+    None: it is not known which it has. `regions`: those that lists are of, by provider, which the
+    file names; None: all that the provider has."""
 
     installation: str
     pin: Callable[[str], Pinned]

@@ -1,4 +1,5 @@
-"""Machines that no record knows are ended through a follower as at the leader, by admins alone."""
+"""Machines that no record knows are ended, or forgotten, through a follower as at the leader, by
+admins alone."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ from tests.unit.machines.test_ended_orphans import RESTORED_AT, planted, told
 
 __all__ = ["quick"]
 END = "/v1/machine-orphans/end"
+FORGET = "/v1/machine-orphans/forget"
 
 
 @pytest.fixture
@@ -80,4 +82,32 @@ async def test_an_orphan_is_ended_through_a_follower_by_an_admin_alone(
         await lab.until(lambda: not cloud.instances)
         await lab.until(lambda: told(database)[-1][0] == "gone")
         assert [status for status, _ in told(database)] == ["kept", "ending", "gone"]
+        assert (await answer(ADMIN_TOKEN))[0] == 404
+
+
+async def test_an_orphan_is_forgotten_through_a_follower_by_an_admin_alone(
+    bed: Bed, running: Running
+) -> None:
+    cloud, database = MemoryCloud(offer()), MemoryDatabase()
+    cloud.uses = "ours"
+    async with renting(cloud, database=database, restored_at=RESTORED_AT) as lab:
+        await led(bed, running, lab)
+        (orphan,) = await planted(lab)
+        await lab.until(lambda: bool(lab.rentals.orphans))
+        cloud.uses, cloud.instances = "theirs", {}
+        await lab.until(lambda: lab.manager.calls["lab"].account == "theirs")
+        asked = {"provider": "lab", "instance_id": orphan}
+
+        async def answer(token: str | None) -> tuple[int, dict[str, Any]]:
+            headers = {} if token is None else bearer(token)
+            async with bed.session.post(bed.url + FORGET, json=asked, headers=headers) as got:
+                return got.status, await got.json()
+
+        assert (await answer(None))[0] == 401
+        assert (await answer(USER_TOKEN))[0] == 403
+        assert [status for status, _ in told(database)] == ["kept"]
+        status, gone = await answer(ADMIN_TOKEN)
+        assert (status, gone["instance_id"], gone["ends_at"]) == (200, orphan, None)
+        assert "may still run in account ours" in gone["unlisted"]
+        assert [status for status, _ in told(database)] == ["kept", "gone"]
         assert (await answer(ADMIN_TOKEN))[0] == 404

@@ -3,10 +3,21 @@ machine without a record is the orphan of one of them."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
 from controller.lifecycle.inventory import Budget
+from controller.lifecycle.machines.orphans import KnownOrphan
+from controller.lifecycle.machines.reconcile import Found, Orphan, Traits
+from controller.machines.calls import ProviderCalls
+from controller.pipelines.renting.rentals import Rentals
+from controller.scheduling.index import CapacityIndex
+from tests.doubles.clock import ManualClock
 from tests.doubles.clouds import MemoryCloud
 from tests.doubles.memory_store import MemoryDatabase
-from tests.unit.machines.parts import fleet, offer
+from tests.unit.machines.parts import NOW, fleet, known_orphan, offer, rentals_of
 from tests.unit.machines.renting import ADMIN, Renting, quick, renting
 from tests.unit.machines.test_ended_orphans import RESTORED_AT, planted, service_of, told
 
@@ -108,3 +119,94 @@ async def test_machines_of_other_accounts_with_one_id_are_two_orphans() -> None:
         await both_list(lab)
         ids = {one.name for one in lab.rentals.orphans}
         assert ids == {"lab/i-1", "twin/i-1"}
+
+
+EAST, WEST = "us-east-1", "us-west-1"
+IN_EAST = Traits(region=EAST)
+
+
+def listed_by_twin(machine_id: str | None = "m9") -> Orphan:
+    return Orphan(
+        provider="twin",
+        instance_id="i-1",
+        machine_id=machine_id,
+        created_at=NOW - 3600.0,
+        seen_at=NOW,
+        quarantined=True,
+        traits=IN_EAST,
+    )
+
+
+def turn(rentals: Rentals, now: float) -> list[tuple[str | None, str | None, str]]:
+    found = rentals.decide({}, {}, lambda node_id: False, now).events
+    rentals.stored({})
+    return [(one.reason, one.to_status, one.cause) for one in found]
+
+
+@pytest.mark.parametrize("machine_id", ["m9", None])
+@pytest.mark.parametrize(
+    ("providers", "regions", "account"),
+    [
+        # Its region was moved in the file, ...
+        ({"lab", "twin"}, {"lab": (WEST,), "twin": (EAST,)}, "ours"),
+        # ... its account got a name of its own, ...
+        ({"lab", "twin"}, {}, "another"),
+        # ... or its provider got another name.
+        ({"twin"}, {}, None),
+    ],
+)
+def test_one_that_another_provider_lists_now_is_that_ones_alone(
+    providers: set[str],
+    regions: dict[str, tuple[str, ...]],
+    account: str | None,
+    machine_id: str | None,
+) -> None:
+    left = known_orphan(account="ours", machine_id=machine_id, traits=IN_EAST)
+    rentals = rentals_of(
+        CapacityIndex(), orphans=[left], providers=frozenset(providers), regions=regions
+    )
+    if "lab" in providers:
+        rentals.orphans_listed("lab", (), account)
+    assert turn(rentals, NOW) == []
+    assert rentals.all_orphans == [left]
+    rentals.orphans_listed("twin", (listed_by_twin(machine_id),), "ours")
+    events = turn(rentals, NOW)
+    assert ("lab/i-1", "gone", "provider twin lists it now") in events
+    assert sorted(event[:2] for event in events) == [("lab/i-1", "gone"), ("twin/i-1", "kept")]
+    (taken,) = rentals.all_orphans
+    assert taken.name == "twin/i-1"
+    # Budgets and costs count each second of it once.
+    spans = [(one.ordered_at, one.terminated_at) for one in rentals.orphans_as_machines(NOW)]
+    whole = [(NOW - 3600.0, None)]
+    assert spans == ([(NOW - 3600.0, NOW), (NOW, None)] if "lab" in providers else whole)
+
+
+def test_what_was_gone_at_one_provider_counts_at_the_other_from_then_on() -> None:
+    left = known_orphan(account="ours", machine_id="m9", gone_at=NOW - 30.0)
+    rentals = rentals_of(CapacityIndex(), orphans=[left], providers=frozenset({"lab", "twin"}))
+    rentals.orphans_listed("twin", (listed_by_twin(),), "ours")
+    turn(rentals, NOW)
+    (taken,) = rentals.all_orphans
+    assert taken.costs_since == NOW - 30.0
+
+
+@pytest.mark.parametrize(("account", "machine_id"), [("theirs", None), ("theirs", "m1")])
+def test_another_machine_with_its_id_takes_nothing_over(
+    account: str, machine_id: str | None
+) -> None:
+    left = known_orphan(account="ours", machine_id=None if machine_id is None else "m9")
+    rentals = rentals_of(CapacityIndex(), orphans=[left], providers=frozenset({"lab", "twin"}))
+    rentals.orphans_listed("lab", (), "another")
+    rentals.orphans_listed("twin", (listed_by_twin(machine_id),), account)
+    assert [event[:2] for event in turn(rentals, NOW)] == [("twin/i-1", "kept")]
+    assert {one.costs_since for one in rentals.all_orphans} == {NOW - 3600.0}
+
+
+async def test_a_list_that_adopts_a_machine_takes_no_orphan_from_its_provider() -> None:
+    def stored(provider: str, instance_id: str) -> KnownOrphan:
+        return known_orphan(machine_id="m9")
+
+    desk = SimpleNamespace(installation="here", stored_orphan=stored)
+    calls = ProviderCalls("lab", MemoryCloud(offer()), cast(Any, desk), ManualClock(NOW))
+    assert await calls._list() is not None
+    assert calls.has_orphan(Found(instance_id="i-1", machine_id="m9", created_at=NOW), None)

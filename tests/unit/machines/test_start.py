@@ -24,6 +24,7 @@ from controller.lifecycle.machines.model import MachineStatus
 from controller.lifecycle.machines.reconcile import Traits
 from controller.provider_config.aws import AwsProvider, AwsRegion
 from controller.provider_config.gcp import GcpProvider, GcpRegion
+from controller.provider_config.hetzner import HetznerProvider
 from controller.provider_config.program import ExecProvider
 from controller.provider_config.qemu import QemuPrograms, QemuProvider
 from controller.provider_config.reading import ProviderConfig
@@ -78,8 +79,11 @@ def test_machines_without_a_record_that_nothing_ends_are_told_at_the_start(
         known_orphan(id="o2", instance_id="i-2", traits=Traits(region="eu-central-1")),
         known_orphan(id="o3", instance_id="i-3", provider="former"),
         known_orphan(id="o4", instance_id="i-4", provider="former", gone_at=1.0),
+        # A list of Hetzner has the machines of all locations.
+        known_orphan(id="o5", instance_id="5", provider="hz", traits=Traits(region="nbg1")),
     )
-    options = Options(data=tmp_path, providers={"lab": AWS})
+    hetzner = HetznerProvider(token_file=tmp_path / "token", locations=("fsn1",), image=1)
+    options = Options(data=tmp_path, providers={"lab": AWS, "hz": hetzner})
     warn_of_homeless_orphans(options, Snapshot(orphans=orphans))
     first, second = caplog.messages
     assert first.startswith(
@@ -88,6 +92,15 @@ def test_machines_without_a_record_that_nothing_ends_are_told_at_the_start(
     assert second.startswith(
         "machine former/i-3 has no record: the controller's file names no provider former"
     )
+
+
+def test_lists_are_of_the_regions_that_the_file_names_but_those_of_hetzner(tmp_path: Path) -> None:
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    hetzner = HetznerProvider(token_file=tmp_path / "token", locations=("fsn1",), image=1)
+    options = Options(data=tmp_path, providers={"lab": AWS, "hz": hetzner})
+    made = machine_settings(options, key, None, Catalogs(MemoryStore(), ()))
+    assert made is not None
+    assert made.regions == {"lab": AWS.regions, "hz": None}
 
 
 def test_a_region_with_a_live_machine_stays_in_the_file(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ def committed(made: Route) -> RunState:
 async def test_one_message_tells_of_all_services_of_a_turn_and_few_gather_all_nodes(
     bed: SessionBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A look at all is made after some seconds, however long this test takes.
+    monkeypatch.setattr(leader_end, "LOOK_SECONDS", float("inf"))
     leader = await bed.leads(route(EXPOSED))
     await bed.knows("/exposed/a.sock")
     (session,) = leader.ways._sessions
