@@ -296,10 +296,11 @@ class OrphanBook:
                 return row, _event(name, old, status, None, _GONE_CAUSE, now)
             cause = f"{by} had it forgotten"
             return row, _event(name, old, status, left_behind(before), cause, now)
-        row = before
-        if row is None:
+        if before is None:
             row = known(orphan, status, terms.record(orphan), now)
             row = replace(row, costs_since=max(row.costs_since, self._counted_until(orphan, now)))
+        else:
+            row = before
         account = self._accounts[orphan.provider]
         row = _complete(replace(row, status=status), orphan, account, terms)
         if by is not None:

@@ -160,22 +160,23 @@ MAKES_A_URL = """
 import marshal, sys
 from pathlib import Path
 from entrypoint import module_file
-del sys.modules["urllib.parse"], sys.modules["pathlib"]
-code = {name: compile(Path(source).read_bytes(), source, "exec")
-        for name, source in zip(("urllib.parse", "pathlib"), sys.argv[1:])}
-of_file = {name: (sys.argv[1], False, marshal.dumps(one)) for name, one in code.items()}
-Path(sys.argv[3], module_file.PATH).write_bytes(module_file.content(of_file))
-sys.path.insert(0, sys.argv[3])
+for name in [*sys.modules]:
+    if name == "urllib.parse" or name.partition(".")[0] == "pathlib":
+        del sys.modules[name]
+code = compile(Path(sys.argv[1]).read_bytes(), sys.argv[1], "exec")
+of_file = {"urllib.parse": (sys.argv[1], False, marshal.dumps(code))}
+Path(sys.argv[2], module_file.PATH).write_bytes(module_file.content(of_file))
+sys.path.insert(0, sys.argv[2])
 module_file.use()
-import pathlib
-print("urlsplit" in vars(sys.modules["urllib.parse"]), pathlib.Path("/a b%").as_uri(),
-      "urlsplit" in vars(sys.modules["urllib.parse"]), pathlib.Path("/é").as_uri())
+import pathlib, urllib.parse
+print("urlsplit" in vars(urllib.parse), pathlib.Path("/a b%").as_uri(),
+      "urlsplit" in vars(urllib.parse), pathlib.Path("/é").as_uri())
 """
 
 
 def test_a_path_becomes_a_url_by_the_code_that_was_put_off(tmp_path: Path) -> None:
-    sources = [str(import_module(name).__file__) for name in ("urllib.parse", "pathlib")]
-    argv = [sys.executable, "-c", MAKES_A_URL, *sources, str(tmp_path)]
+    source = str(import_module("urllib.parse").__file__)
+    argv = [sys.executable, "-c", MAKES_A_URL, source, str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "file:///a%20b%25", "True", "file:///%C3%A9"]
 
